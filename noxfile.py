@@ -1,0 +1,96 @@
+"""What `make` runs, one session per stack. The environments come from tools/envs.py, not from nox."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import envs  # noqa: E402
+from tally import RESULTS  # noqa: E402
+
+MAIN_PYTHON = "3.11"
+"""Torch for the CPU is at hand for this one, so `core` runs here."""
+
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["lint", "core", "light-3.10", "light-3.13"]
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff check, ruff format --check, and mypy --strict on the library."""
+    python = environment(session, "lint", envs.find_python_or_own(MAIN_PYTHON))
+    with envs.phase("lint: ruff and mypy"):
+        session.run(python, "-m", "ruff", "check", ".", external=True)
+        session.run(python, "-m", "ruff", "format", "--check", ".", external=True)
+        session.run(python, "-m", "mypy", external=True)
+
+
+@nox.session
+def core(session: nox.Session) -> None:
+    """Every test, with torch and all extras."""
+    run_tests(session, "core", envs.find_python_or_own(MAIN_PYTHON), "-n", "2", "--dist", "loadfile")
+
+
+@nox.session(name="light-3.10")
+def light_310(session: nox.Session) -> None:
+    """The torch-free tests, on the oldest Python and the oldest dependencies promised."""
+    light(session, "3.10")
+
+
+@nox.session(name="light-3.13")
+def light_313(session: nox.Session) -> None:
+    """The torch-free tests, on the newest Python and the newest dependencies."""
+    light(session, "3.13")
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Record, replay and compare a small run."""
+    run_module(session, "rolltape", "demo")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """The benchmarks, whose numbers the documentation quotes."""
+    run_module(session, "benchmarks")
+
+
+def light(session: nox.Session, version: str) -> None:
+    python = envs.find_python(version)
+    if python is None:
+        session.skip(f"no Python {version} on this machine")
+    run_tests(session, "light", python)
+
+
+def run_tests(session: nox.Session, stack: str, interpreter: envs.Interpreter, *options: str) -> None:
+    python = environment(session, stack, interpreter)
+    env = clone_as_installed(session, python) | {"ROLLTAPE_STACK": stack}
+    results = RESULTS / f"{session.name}.xml"
+    with envs.phase(f"{session.name}: tests on Python {interpreter.version}"):
+        command = [python, "-m", "pytest", f"--junitxml={results}", *options, *session.posargs]
+        session.run(*command, env=env, external=True)
+
+
+def run_module(session: nox.Session, module: str, *args: str) -> None:
+    python = environment(session, "core", envs.find_python_or_own(MAIN_PYTHON))
+    env = clone_as_installed(session, python)
+    session.run(python, "-m", module, *args, *session.posargs, env=env, external=True)
+
+
+def environment(session: nox.Session, stack: str, interpreter: envs.Interpreter) -> str:
+    try:
+        return str(envs.ensure(stack, interpreter))
+    except envs.InstallFailed as failure:
+        session.error(str(failure))
+
+
+def clone_as_installed(session: nox.Session, python: str) -> dict[str, str]:
+    """Show this clone to an environment that others share: code by PYTHONPATH, metadata by an egg-info."""
+    setup = "from setuptools import setup; setup()"
+    session.run(python, "-c", setup, "-q", "egg_info", external=True, log=False)
+    return {"PYTHONPATH": str(ROOT / "src")}

@@ -1,0 +1,74 @@
+"""Logical dtypes and the numpy dtypes that hold their bits.
+
+A tape names dtypes in words of its own (``bfloat16``, ``int64``, …). Those numpy lacks are held as
+unsigned integers of the same width, so that no conversion can ever change a bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rolltape.errors import UnsupportedValueError
+
+NATIVE = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
+    "float16 float32 float64 complex64 complex128".split()
+)
+"""Dtypes that numpy and the tape call by the same name."""
+
+HELD_AS: dict[str, str] = {
+    "bfloat16": "uint16",
+    "float8_e4m3fn": "uint8",
+    "float8_e5m2": "uint8",
+    "float8_e4m3fnuz": "uint8",
+    "float8_e5m2fnuz": "uint8",
+    "float8_e8m0fnu": "uint8",
+    "float4_e2m1fn_x2": "uint8",
+    "complex32": "uint32",
+}
+"""Dtypes numpy lacks, and the integer dtype that carries their bits."""
+
+_COMPONENTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+
+_RAW = "numpy:"
+
+
+def numpy_name(dtype: np.dtype) -> str:
+    """The logical name of a numpy dtype; raises for dtypes whose bits cannot be kept (objects inside).
+
+    >>> numpy_name(np.dtype("float32")), numpy_name(np.dtype(">i4"))
+    ('float32', 'numpy:>i4')
+    """
+    if dtype.name in NATIVE and dtype.isnative:
+        return dtype.name
+    if dtype.hasobject or (dtype.kind == "V" and dtype.type is not np.void):
+        raise UnsupportedValueError(f"arrays of dtype {dtype!r} cannot be stored")
+    if dtype.names is not None:
+        raise UnsupportedValueError(
+            f"structured arrays cannot be stored (dtype {dtype!r})",
+            hint="return one array per field instead, for example a dict of arrays",
+        )
+    return _RAW + dtype.str
+
+
+def storage_dtype(name: str) -> np.dtype:
+    """The numpy dtype that holds the bits of the logical dtype ``name``."""
+    if name.startswith(_RAW):
+        return np.dtype(name[len(_RAW) :])
+    return np.dtype(HELD_AS.get(name, name))
+
+
+def is_raw(name: str) -> bool:
+    """Whether the dtype has no Parquet type of its own and is kept as bytes (dates, big-endian, text)."""
+    return name.startswith(_RAW)
+
+
+def is_float(name: str) -> bool:
+    """Whether values of this dtype can be NaN."""
+    return "float" in name or name.startswith("complex")
+
+
+def component(name: str) -> tuple[str, int]:
+    """The dtype of the numbers a value consists of, and how many there are: a complex one has two."""
+    part = _COMPONENTS.get(name)
+    return (name, 1) if part is None else (part, 2)

@@ -1,0 +1,203 @@
+"""Packed array columns back to dense arrays, each byte written once.
+
+Outputs come from ``np.zeros``/``np.empty``: numpy asks the system for huge pages, and zero padding is
+never touched until somebody reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from rolltape.batch import dtypes
+from rolltape.batch.columns import ArrayColumn, RaggedColumn
+from rolltape.batch.plain import Json
+from rolltape.codec.numbers import from_arrow, list_rows, storage
+from rolltape.errors import CorruptFileError
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is needed to expand columns: the header's entries and the stored data of the wanted rows."""
+
+    entries: Mapping[str, Json]
+    stored: Mapping[str, pa.ChunkedArray]
+    samples: int
+
+    def bound(self, spec: Json) -> np.ndarray:
+        """Row bounds as the header describes them."""
+        if isinstance(spec, int):
+            return np.full(self.samples, spec, np.int64)
+        at, plus = spec
+        chunks = self.stored[f"_bound{at}"].chunks  # ChunkedArray.to_numpy would import pandas
+        return np.concatenate([np.empty(0, np.int64), *(from_arrow(c, "int32") for c in chunks)]) + plus
+
+
+def expand_array(name: str, source: Source) -> ArrayColumn:
+    """One dense column."""
+    entry = source.entries[name]
+    shape = (source.samples, *entry["shape"])
+    if entry["layout"] == "bytes":
+        return ArrayColumn(_raw(source.stored[name], entry["dtype"], shape), entry["dtype"])
+    part, count = dtypes.component(entry["dtype"])
+    width = int(np.prod(entry["shape"], dtype=np.int64)) * count
+    make = np.zeros if _zero_base(entry, source.entries) else np.empty
+    out = make((source.samples, width), storage(entry["dtype"]))
+    _fill(out, name, source, part)
+    data = out.reshape(-1).view(dtypes.storage_dtype(entry["dtype"])).reshape(shape)
+    return ArrayColumn(data, entry["dtype"])
+
+
+def expand_ragged(name: str, source: Source) -> RaggedColumn:
+    """One column of rows of differing lengths."""
+    entry = source.entries[name]
+    inner = tuple(entry["shape"])
+    dtype = dtypes.storage_dtype(entry["dtype"])
+    if dtypes.is_raw(entry["dtype"]):
+        rows = source.stored[name].to_pylist()
+        values = np.frombuffer(bytearray(b"".join(rows)), dtype).reshape(-1, *inner)
+        step = values[:1].nbytes or 1
+        return RaggedColumn(values, np.array([len(row) // step for row in rows], np.int64), entry["dtype"])
+    part, count = dtypes.component(entry["dtype"])
+    pieces = [list_rows(chunk) for chunk in source.stored[name].chunks]
+    flat = [np.asarray(from_arrow(values, part)).astype(storage(entry["dtype"])) for values, _ in pieces]
+    values = np.concatenate([*flat, np.empty(0, storage(entry["dtype"]))]).view(dtype).reshape(-1, *inner)
+    per_entry = int(np.prod(inner, dtype=np.int64)) * count
+    lengths = np.concatenate([np.diff(offsets) for _, offsets in pieces]) // per_entry
+    return RaggedColumn(values, lengths.astype(np.int64), entry["dtype"])
+
+
+def needed(name: str, entries: Mapping[str, Json]) -> set[str]:
+    """The Parquet columns that expanding this one reads."""
+    entry = entries[name]
+    if entry["kind"] == "objects":
+        return {name, f"_attached/{name}"}
+    columns = {f"_bound{spec[0]}" for key in ("start", "stop") if isinstance(spec := entry.get(key), list)}
+    if entry.get("layout") in ("join", "part"):
+        return columns.union(*(needed(part, entries) for part in entry["of"]))
+    if entry.get("layout") in ("const", "ramp"):
+        return columns
+    return columns | {name}
+
+
+def _zero_base(entry: Json, entries: Mapping[str, Json]) -> bool:
+    """Whether fresh zero pages save filling in the padding."""
+    if entry["layout"] == "join":
+        return any(_zero_base(entries[part], entries) for part in entry["of"])
+    return entry["layout"] in ("span", "const", "ramp") and _base(entry) == 0
+
+
+def _base(entry: Json) -> int:
+    """The padding that most of the row is filled with."""
+    pad = entry["right"] if entry["right"] is not None else entry["left"]
+    return 0 if pad is None else int(pad)
+
+
+def _fill(out: np.ndarray, name: str, source: Source, part: str) -> None:
+    """Write a column into ``out``, which may be a slice of a wider array."""
+    entry = source.entries[name]
+    layout = entry["layout"]
+    if layout == "join":
+        at = 0
+        for piece in entry["of"]:
+            width = int(np.prod(source.entries[piece]["shape"], dtype=np.int64))
+            _fill(out[:, at : at + width], piece, source, part)
+            at += width
+    elif layout == "part":
+        whole = expand_array(entry["of"][0], source).data.reshape(source.samples, -1)
+        whole = whole.view(out.dtype)
+        out[...] = whole[:, entry["offset"] : entry["offset"] + out.shape[1]]
+    elif layout == "plain":
+        _rows_of(out, source.stored[name], part)
+    elif layout in ("span", "const", "ramp"):
+        _pad(out, entry, source)
+        _FILLERS[layout](out, name, source, part)
+    else:
+        raise CorruptFileError(f"column {name!r} has the unknown layout {layout!r}")
+
+
+def _pad(out: np.ndarray, entry: Json, source: Source) -> None:
+    bits = out.view(f"u{out.itemsize}")
+    base = _base(entry)
+    if base or out.base is not None:  # a slice of a wider array may lie on memory that is not zero
+        bits[...] = base
+    if entry["left"] is not None and entry["left"] != base:
+        for row, start in zip(bits, source.bound(entry["start"]).tolist(), strict=True):
+            row[:start] = entry["left"]
+
+
+def _span(out: np.ndarray, name: str, source: Source, part: str) -> None:
+    entry = source.entries[name]
+    starts = source.bound(entry["start"])
+    lengths = source.bound(entry["stop"]) - starts
+    row = 0
+    for values, offsets in _pieces(source.stored[name], part):
+        count = len(offsets) - 1
+        if not np.array_equal(np.diff(offsets), lengths[row : row + count]):
+            raise CorruptFileError(f"the rows of column {name!r} do not have the lengths the file says")
+        begins = starts[row : row + count].tolist()
+        for target, start, low, high in zip(
+            out[row : row + count], begins, offsets.tolist(), offsets[1:].tolist(), strict=False
+        ):
+            target[start : start + high - low] = values[low:high]
+        row += count
+
+
+def _const(out: np.ndarray, name: str, source: Source, part: str) -> None:
+    entry = source.entries[name]
+    bits = out.view(f"u{out.itemsize}")
+    starts, stops = source.bound(entry["start"]).tolist(), source.bound(entry["stop"]).tolist()
+    for row, start, stop in zip(bits, starts, stops, strict=True):
+        row[start:stop] = entry["fill"]
+
+
+def _ramp(out: np.ndarray, name: str, source: Source, part: str) -> None:
+    entry = source.entries[name]
+    width = out.shape[1]
+    count = np.arange(width, dtype=out.dtype)
+    starts, stops = source.bound(entry["start"]).tolist(), source.bound(entry["stop"]).tolist()
+    for row, start, stop in zip(out, starts, stops, strict=True):
+        if entry["tail"] == "run":
+            row[start:] = count[: width - start]
+        else:
+            row[start:stop] = count[: stop - start]
+            row[stop:] = max(stop - start - 1, 0)
+
+
+_FILLERS: dict[str, Callable[[np.ndarray, str, Source, str], None]] = {
+    "span": _span,
+    "const": _const,
+    "ramp": _ramp,
+}
+
+
+def _pieces(stored: pa.ChunkedArray, part: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for chunk in stored.chunks:
+        values, offsets = list_rows(chunk)
+        yield from_arrow(values, part), offsets
+
+
+def _rows_of(out: np.ndarray, stored: pa.ChunkedArray, part: str) -> None:
+    """A column stored whole: numbers, or rows of equal length."""
+    row = 0
+    for chunk in stored.chunks:
+        flat = list_rows(chunk)[0] if pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type) else chunk
+        if len(flat) != len(chunk) * out.shape[1]:
+            raise CorruptFileError("a column stored whole has rows of differing lengths")
+        out[row : row + len(chunk)] = from_arrow(flat, part).reshape(len(chunk), out.shape[1])
+        row += len(chunk)
+
+
+def _raw(stored: pa.ChunkedArray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    data = np.empty(shape, dtypes.storage_dtype(dtype))
+    if data.nbytes:
+        flat = data.reshape(len(data), -1).view(np.uint8)
+        row = 0
+        for chunk in stored.chunks:
+            for value in chunk:
+                flat[row] = np.frombuffer(value.as_buffer(), np.uint8)
+                row += 1
+    return data

@@ -1,0 +1,204 @@
+"""Recordings as Parquet bytes, and back: whole, by column, or by a slice of samples."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rolltape._version import __version__
+from rolltape.batch.arrays import Bits
+from rolltape.batch.columns import Column, ObjectColumn
+from rolltape.batch.dtypes import storage_dtype
+from rolltape.batch.plain import Json
+from rolltape.batch.tree import assemble
+from rolltape.codec.cells import unpack_cells
+from rolltape.codec.expand import Source, expand_array, expand_ragged, needed
+from rolltape.codec.pack import Packed
+from rolltape.codec.seal import check_chunk, read_tail, seal, tail_size
+from rolltape.errors import CorruptFileError, FormatVersionError
+
+FORMAT = 1
+"""The version of the file format. Readers refuse newer ones."""
+
+ROWS_PER_GROUP = 512
+TAIL_GUESS = 64 * 1024
+_KEY = b"rolltape"
+
+_threads = ThreadPoolExecutor(2, "rolltape-expand")
+
+
+def encode(packed: Packed, **about: Json) -> list[Any]:
+    """The pieces of a finished file, to be written one after the other."""
+    header = {"format": FORMAT, "producer": f"rolltape {__version__}", "samples": packed.samples}
+    header |= {"about": about} | packed.header
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    arrays = {name: column.build() for name, column in packed.stored.items()}
+    fields = [pa.field(name, array.type, nullable=array.null_count > 0) for name, array in arrays.items()]
+    schema = pa.schema(fields)
+    table = pa.Table.from_arrays(list(arrays.values()), schema=schema)
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[f.name for f in fields if pa.types.is_string(f.type)],
+        column_encoding={path: "BYTE_STREAM_SPLIT" for f in fields for path in _float_path(f)},
+        write_page_checksum=True,
+        write_statistics=False,
+        store_schema=False,
+    ) as writer:
+        writer.write_table(table, row_group_size=ROWS_PER_GROUP)
+        writer.add_key_value_metadata({_KEY: text.encode()})
+    return seal(sink.getvalue())
+
+
+def _float_path(field: pa.Field) -> list[str]:
+    """The Parquet path of a column of single or double floats; half floats stay plain for other readers."""
+    if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
+        value, path = field.type.value_type, f"{field.name}.list.element"
+    else:
+        value, path = field.type, field.name
+    return [path] if value in (pa.float32(), pa.float64()) else []
+
+
+Read = Callable[[int, int], memoryview]
+"""Reads (offset, length) of the file."""
+
+
+class RecordingFile:
+    """One recording, read no further than asked. Everything returned has passed its checksum."""
+
+    def __init__(self, read: Read, size: int) -> None:
+        self._read = read
+        self._size = size
+        end = self._end(min(size, TAIL_GUESS))
+        while len(end) < (wanted := tail_size(end)):
+            if wanted > size:
+                raise CorruptFileError("the file is shorter than its footer says", causes=["it was cut short"])
+            end = self._end(wanted)
+        footer = read_tail(end)
+        self._chunks = footer.chunks
+        # A buffer as long as the file of which only what is read is ever touched.
+        self._image = np.zeros(size, np.uint8)
+        self._image[size - len(footer.data) :] = footer.data
+        self._loaded: set[int] = set()
+        self._parquet = pq.ParquetFile(pa.BufferReader(pa.py_buffer(self._image)))
+        self._names: list[str] = self._parquet.schema_arrow.names
+
+    def _end(self, length: int) -> memoryview:
+        return memoryview(self._read(self._size - length, length))
+
+    @cached_property
+    def header(self) -> dict[str, Json]:
+        """What the file says about itself."""
+        text = (self._parquet.metadata.metadata or {}).get(_KEY)
+        if text is None:
+            raise CorruptFileError("the file has no Rolltape header", causes=["another tool wrote it"])
+        header: dict[str, Json] = json.loads(text)
+        if header["format"] > FORMAT:
+            raise FormatVersionError(
+                f"the file has format {header['format']}; this Rolltape reads up to {FORMAT}",
+                hint="pip install --upgrade rolltape",
+            )
+        return header
+
+    @property
+    def samples(self) -> int:
+        return int(self.header["samples"])
+
+    @property
+    def about(self) -> dict[str, Json]:
+        """What was said about the recording when it was made: key, seconds, …"""
+        about: dict[str, Json] = self.header["about"]
+        return about
+
+    def value(self) -> Any:
+        """The recorded object, as it was."""
+        stored = self._stored(self._names, 0, self.samples)
+        source = Source(self.header["columns"], stored, self.samples)
+        wholes = {name: self._whole(name, stored) for name in self.header["wholes"]}
+        return assemble(self.header["tree"], self._columns(list(self.header["columns"]), source), wholes)
+
+    def columns(self, names: Sequence[str], start: int = 0, stop: int | None = None) -> dict[str, Column]:
+        """Some columns of some samples; the rest is neither read nor decoded."""
+        stop = self.samples if stop is None else min(stop, self.samples)
+        start = min(max(start, 0), stop)
+        entries = self.header["columns"]
+        wanted = set().union(*(needed(name, entries) for name in names)) & set(self._names)
+        stored = self._stored([name for name in self._names if name in wanted], start, stop)
+        return self._columns(names, Source(entries, stored, stop - start))
+
+    def identity(self, start: int = 0, stop: int | None = None) -> tuple[list[str], list[int]]:
+        """The uid of every sample and its index in the group of that uid."""
+        stop = self.samples if stop is None else stop
+        stored = self._stored(["_uid", "_index"], start, stop)
+        return stored["_uid"].to_pylist(), stored["_index"].to_pylist()
+
+    def verify(self) -> None:
+        """Check every checksum of the file; raises at the first that fails."""
+        self._load(range(len(self._chunks)))
+
+    def _columns(self, names: Sequence[str], source: Source) -> dict[str, Column]:
+        return dict(zip(names, _threads.map(lambda name: _column(name, source), names), strict=True))
+
+    def _whole(self, name: str, stored: dict[str, pa.ChunkedArray]) -> Bits:
+        entry = self.header["wholes"][name]
+        if "data" in entry:
+            raw = base64.b64decode(entry["data"])
+        else:
+            raw = stored[f"_whole/{name}"][0].as_py()
+        dtype = storage_dtype(entry["dtype"])
+        data = np.frombuffer(bytearray(raw), dtype).reshape(entry["shape"])
+        return Bits(data, entry["dtype"], entry["wrap"])
+
+    def _stored(self, names: Sequence[str], start: int, stop: int) -> dict[str, pa.ChunkedArray]:
+        """The Parquet columns, cut to the samples asked for."""
+        groups, first = self._groups(start, stop)
+        width = len(self._names)
+        index = {name: at for at, name in enumerate(self._names)}
+        self._load(group * width + index[name] for group in groups for name in names)
+        table = self._parquet.read_row_groups(groups, columns=list(names), use_threads=True)
+        return {name: table[name].slice(start - first, stop - start) for name in names}
+
+    def _groups(self, start: int, stop: int) -> tuple[list[int], int]:
+        """The row groups that hold these samples, and the first sample of the first group."""
+        groups, first, at = [], 0, 0
+        for group in range(self._parquet.num_row_groups):
+            rows = self._parquet.metadata.row_group(group).num_rows
+            if at < stop and at + rows > start:
+                if not groups:
+                    first = at
+                groups.append(group)
+            at += rows
+        return groups, first
+
+    def _load(self, chunks: Iterable[int]) -> None:
+        width = len(self._names)
+        for at in chunks:
+            if at in self._loaded:
+                continue
+            chunk = self._chunks[at]
+            data = memoryview(self._read(chunk.offset, chunk.size))
+            check_chunk(chunk, data, self._names[at % width])
+            self._image[chunk.offset : chunk.offset + chunk.size] = data
+            self._loaded.add(at)
+
+
+def _column(name: str, source: Source) -> Column:
+    entry = source.entries[name]
+    if entry["kind"] == "array":
+        return expand_array(name, source)
+    if entry["kind"] == "ragged":
+        return expand_ragged(name, source)
+    attached = source.stored.get(f"_attached/{name}")
+    files = None if attached is None else attached.combine_chunks()
+    return ObjectColumn(unpack_cells(entry["as"], source.stored[name].combine_chunks(), files))

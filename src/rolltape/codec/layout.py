@@ -1,0 +1,200 @@
+"""How each padded array is stored: what can be derived is proven and left out, the rest is trimmed.
+
+Every layout is proven on all bits at write time; a guess that fails costs time, never exactness.
+
+    plain   every element of every row
+    bytes   every row as raw bytes
+    span    padding taken away on one or both sides
+    const   a span that holds one value throughout (masks)
+    ramp    a span that counts up (position ids); behind it the count holds or runs on
+    join    two other columns side by side (input_ids = prompts + responses)
+    part    a slice of another column (or an equal one)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rolltape.codec.compare import RowBuffer, sample_rows
+from rolltape.codec.spans import Scratch, Spans, find_spans
+
+BYTES_FROM = 4096
+"""Rows of three or more axes and at least this many bytes are stored raw if trimming does not help."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """An array column as rows of unsigned integers."""
+
+    name: str
+    bits: np.ndarray
+    axes: int
+    """Axes of the original array, the samples included."""
+    counts: bool
+    """Whether the dtype is an integer, so that it may count up."""
+    memory: RowBuffer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = RowBuffer(self.bits)
+
+    @property
+    def width(self) -> int:
+        return int(self.bits.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one array is stored."""
+
+    kind: str
+    spans: Spans | None = None
+    fill: int = 0
+    """const: the value, as bits."""
+    tail: str = ""
+    """ramp: ``hold`` or ``run``."""
+    parts: tuple[str, ...] = ()
+    """join: the columns; part: the one column it is cut from."""
+    offset: int = 0
+    """part: the first element of the slice."""
+
+
+class Planner:
+    """Chooses and proves the layouts of the arrays of one batch."""
+
+    def __init__(self, columns: list[Rows], samples: int) -> None:
+        self._columns = columns
+        self._samples = samples
+        self._scratch = Scratch()
+        self._known: dict[int, list[Spans]] = {}  # width -> spans of the columns done so far
+        self.layouts: dict[str, Layout] = {}
+
+    def run(self) -> dict[str, Layout]:
+        """Decide every column. Masks go first: their spans are what the others are padded by."""
+        for column in self._columns:
+            layout = self._joined(column)
+            if layout is not None:
+                self.layouts[column.name] = layout
+        rest = [c for c in self._columns if c.name not in self.layouts]
+        payload: list[Rows] = []
+        for column in sorted(rest, key=lambda c: ("mask" not in c.name, -c.width)):
+            layout = self._ramp(column) or self._trimmed(column)
+            self.layouts[column.name] = layout
+            if layout.kind in ("plain", "span"):
+                copied = self._part(column, payload)
+                if copied is not None:
+                    self.layouts[column.name] = copied
+                else:
+                    payload.append(column)
+        return self.layouts
+
+    def _trimmed(self, column: Rows) -> Layout:
+        if column.width == 0:
+            return Layout("const", self._everything(0))
+        spans = find_spans(column.bits, self._scratch)
+        fill = self._constant(column, spans)
+        if fill is not None:
+            self._known.setdefault(column.width, []).append(spans)
+            return Layout("const", spans, fill=fill)
+        if spans.left is None and spans.right is None:
+            heavy = column.axes > 2 and column.width * column.bits.itemsize >= BYTES_FROM
+            return Layout("bytes" if heavy else "plain")
+        return Layout("span", self._adopt(column.width, spans))
+
+    def _constant(self, column: Rows, spans: Spans) -> int | None:
+        """The one value inside the spans, if there is only one."""
+        total = spans.total
+        if not total:
+            return 0
+        row = int((spans.stop > spans.start).argmax())
+        value = int(column.bits[row, spans.start[row]])
+        probe = column.bits[row, spans.start[row] : spans.stop[row]]
+        if not (probe == probe.dtype.type(value)).all():
+            return None
+        same = column.bits.size - self._scratch.differing(column.bits, value)
+        pads = ((spans.left, spans.start.sum()), (spans.right, (column.width - spans.stop).sum()))
+        outside = sum(int(count) for pad, count in pads if pad == value)
+        return value if same - outside == total else None
+
+    def _adopt(self, width: int, spans: Spans) -> Spans:
+        """Use another column's spans where they fit closely: then the bounds are stored once."""
+        for known in self._known.setdefault(width, []):
+            allowed = spans.total * 1.02 + self._samples
+            left, right = spans.left, spans.right
+            if spans.within(known) and known.total <= allowed and _padded_alike(spans, known, width):
+                return Spans(known.start, known.stop, left, right)
+        self._known[width].append(spans)
+        return spans
+
+    def _ramp(self, column: Rows) -> Layout | None:
+        if not column.counts or column.width < 2:
+            return None
+        count = pa.py_buffer(np.arange(column.width, dtype=column.bits.dtype))
+        zeros = pa.py_buffer(np.zeros(column.width, column.bits.dtype))
+        for spans in [*self._known.get(column.width, []), self._everything(column.width)]:
+            for tail in ("hold", "run"):
+                if self._is_ramp(column, spans, tail, count, zeros):
+                    return Layout("ramp", Spans(spans.start, spans.stop, 0, None), tail=tail)
+        return None
+
+    def _is_ramp(self, column: Rows, spans: Spans, tail: str, count: Any, zeros: Any) -> bool:
+        memory, item, width = column.memory, column.memory.item, column.width
+        starts, stops = spans.start.tolist(), spans.stop.tolist()
+
+        def matches(row: int) -> bool:
+            start, stop = starts[row] * item, stops[row] * item
+            if tail == "run":
+                return memory.row_is(row, [(zeros, 0, 0, start), (count, 0, start, width * item - start)])
+            runs = [(zeros, 0, 0, start), (count, 0, start, stop - start)]
+            if stop < width * item:  # behind the span: the last count again and again
+                held = zeros if stop == start else count
+                last = 0 if stop == start else stop - start - item
+                base = row * memory.pitch + stop
+                runs += [(held, last, stop, item)]
+                runs += [(memory.buffer, base, stop + item, width * item - stop - item)]
+            return memory.row_is(row, runs)
+
+        return all(map(matches, sample_rows(self._samples))) and all(map(matches, range(self._samples)))
+
+    def _joined(self, column: Rows) -> Layout | None:
+        for first in self._columns:
+            for second in self._columns:
+                if first.width + second.width != column.width or not first.width or not second.width:
+                    continue
+                if first.bits.dtype == second.bits.dtype == column.bits.dtype:
+                    cut = first.memory.pitch
+                    if self._same(column, first, 0) and self._same(column, second, cut):
+                        return Layout("join", parts=(first.name, second.name))
+        return None
+
+    def _part(self, column: Rows, sources: list[Rows]) -> Layout | None:
+        for source in sources:
+            if source.bits.dtype != column.bits.dtype or source.width < column.width:
+                continue
+            for offset in {0, source.width - column.width}:
+                if self._same(source, column, offset * column.memory.item):
+                    return Layout("part", parts=(source.name,), offset=offset)
+        return None
+
+    def _same(self, whole: Rows, part: Rows, at: int) -> bool:
+        """Whether each row of ``part`` stands in the same row of ``whole``, ``at`` bytes in."""
+        memory, pitch = whole.memory, part.memory.pitch
+
+        def matches(row: int) -> bool:
+            return memory.row_is(row, [(part.memory.buffer, row * pitch, at, pitch)])
+
+        return all(map(matches, sample_rows(self._samples))) and all(map(matches, range(self._samples)))
+
+    def _everything(self, width: int) -> Spans:
+        n = self._samples
+        return Spans(np.zeros(n, np.int32), np.full(n, width, np.int32), None, None)
+
+
+def _padded_alike(spans: Spans, known: Spans, width: int) -> bool:
+    """Whether the sides that the wider spans trim are sides whose padding is known."""
+    left = spans.left is not None or not known.start.any()
+    right = spans.right is not None or bool((known.stop == width).all())
+    return left and right

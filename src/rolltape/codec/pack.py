@@ -1,0 +1,233 @@
+"""A dismantled batch as packed columns: trimmed, proven and copied, ready to be encoded elsewhere.
+
+This part runs on the trainer's thread. What it returns shares no memory with the trainer, so that later
+in-place edits are harmless; because padding is gone, the copy is a fraction of the batch.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from rolltape.batch import dtypes
+from rolltape.batch.arrays import Bits
+from rolltape.batch.columns import ArrayColumn, ObjectColumn, RaggedColumn
+from rolltape.batch.plain import Json
+from rolltape.batch.tree import Dismantled
+from rolltape.codec.cells import binary_array, pack_cells
+from rolltape.codec.identity import identify
+from rolltape.codec.layout import Layout, Planner, Rows
+from rolltape.codec.numbers import list_array, storage, to_arrow
+from rolltape.codec.spans import Spans
+
+INLINE_WHOLE = 4096
+"""Arrays without a sample axis up to this many bytes are kept in the header."""
+
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One Parquet column to be."""
+
+    build: Callable[[], pa.Array]
+    nbytes: int
+    """Bytes held until it is written."""
+    source: tuple[object, ...]
+    """What the column's content is made of, for the digest."""
+
+
+@dataclass(slots=True)
+class Packed:
+    """A batch without references to the trainer's memory."""
+
+    samples: int
+    header: dict[str, Json]
+    stored: dict[str, Stored] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(column.nbytes for column in self.stored.values())
+
+    def digest(self) -> str:
+        """A hash of the content: equal batches have equal digests, whoever packed them."""
+        state = hashlib.blake2b(digest_size=16)
+        for part in (self.samples, repr(self.header["tree"]), repr(self.header["columns"])):
+            state.update(repr(part).encode())
+        for name, column in sorted(self.stored.items()):
+            state.update(name.encode())
+            for piece in column.source:
+                state.update(piece if isinstance(piece, (bytes, np.ndarray)) else repr(piece).encode())
+        return state.hexdigest()
+
+
+def pack(parts: Dismantled) -> Packed:
+    """Copy a dismantled batch into its packed form."""
+    columns: dict[str, Json] = {}
+    packed = Packed(parts.samples, {"tree": parts.tree, "columns": columns, "wholes": {}})
+    arrays = {n: c for n, c in parts.columns.items() if isinstance(c, ArrayColumn)}
+    payload = _pack_arrays(arrays, packed)
+    for name, column in parts.columns.items():
+        if isinstance(column, RaggedColumn):
+            columns[name] = _pack_ragged(name, column, packed)
+            payload[name] = (np.ascontiguousarray(column.values), column.lengths)
+        elif isinstance(column, ObjectColumn):
+            columns[name] = _pack_objects(name, column, packed)
+    for name, bits in parts.wholes.items():
+        packed.header["wholes"][name] = _pack_whole(name, bits, packed)
+    uids, index = identify(parts, payload)
+    encoded = [uid.encode("utf-8", "replace") for uid in uids]
+    packed.stored["_uid"] = Stored(lambda: binary_array(pa.string(), encoded), 40 * len(uids), (uids,))
+    packed.stored["_index"] = Stored(lambda: to_arrow(index, "int32"), index.nbytes, (index,))
+    return packed
+
+
+def _pack_arrays(
+    arrays: dict[str, ArrayColumn], packed: Packed
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Plan and copy the dense arrays; returns the values and row lengths of those that have any."""
+    rows = {n: _rows(n, c) for n, c in arrays.items() if not dtypes.is_raw(c.dtype)}
+    layouts = Planner(list(rows.values()), packed.samples).run() if rows else {}
+    bounds = _Bounds(packed)
+    payload: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for name, column in arrays.items():
+        layout = layouts.get(name, Layout("bytes"))
+        entry: dict[str, Json] = {
+            "kind": "array",
+            "dtype": column.dtype,
+            "shape": list(column.data.shape[1:]),
+            "layout": layout.kind,
+        }
+        entry |= _describe(layout, bounds)
+        packed.header["columns"][name] = entry
+        if layout.kind == "bytes":
+            packed.stored[name] = _raw_rows(column.data)
+        elif layout.kind in ("plain", "span"):
+            values, lengths = _gather(rows[name].bits, layout.spans)
+            payload[name] = values, lengths
+            packed.stored[name] = _numbers(values, lengths, column.dtype, scalar=column.data.ndim == 1)
+    return payload
+
+
+def _rows(name: str, column: ArrayColumn) -> Rows:
+    """View a dense array as rows of unsigned integers."""
+    data = np.ascontiguousarray(column.data)
+    item = storage(column.dtype).itemsize
+    width = data[0].nbytes // item
+    bits = data.reshape(-1).view(_UNSIGNED[item]).reshape(len(data), width)
+    return Rows(name, bits, data.ndim, data.dtype.kind in "iu" and column.dtype in dtypes.NATIVE)
+
+
+def _gather(bits: np.ndarray, spans: Spans | None) -> tuple[np.ndarray, np.ndarray]:
+    """The elements inside the spans, end to end, and the length of each row."""
+    if spans is None:
+        return bits.reshape(-1).copy(), np.full(len(bits), bits.shape[1], np.int64)
+    lengths = (spans.stop - spans.start).astype(np.int64)
+    values = np.empty(int(lengths.sum()), bits.dtype)
+    at = 0
+    for row, start, stop in zip(bits, spans.start.tolist(), spans.stop.tolist(), strict=True):
+        values[at : at + stop - start] = row[start:stop]
+        at += stop - start
+    return values, lengths
+
+
+def _numbers(values: np.ndarray, lengths: np.ndarray, dtype: str, *, scalar: bool) -> Stored:
+    part, count = dtypes.component(dtype)
+    typed = values.view(dtypes.storage_dtype(part))
+    if scalar and count == 1:
+        return Stored(lambda: to_arrow(typed, part), values.nbytes, (values,))
+    return Stored(lambda: list_array(to_arrow(typed, part), lengths), values.nbytes, (values, lengths))
+
+
+def _raw_rows(data: np.ndarray) -> Stored:
+    flat = np.ascontiguousarray(data).tobytes()
+    size = len(flat) // len(data)
+    offsets = np.arange(len(data) + 1, dtype=np.int64) * size
+
+    def build() -> pa.Array:
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(flat)]
+        return pa.Array.from_buffers(pa.large_binary(), len(data), buffers)
+
+    return Stored(build, len(flat), (flat,))
+
+
+def _pack_ragged(name: str, column: RaggedColumn, packed: Packed) -> Json:
+    values = np.ascontiguousarray(column.values)
+    if np.shares_memory(values, column.values):
+        values = values.copy()
+    inner = list(values.shape[1:])
+    entry = {"kind": "ragged", "dtype": column.dtype, "shape": inner}
+    if dtypes.is_raw(column.dtype):
+        flat, step = values.tobytes(), values[:1].nbytes if len(values) else 0
+        ends = np.cumsum(column.lengths) * step
+        rows = [flat[e - n * step : e] for e, n in zip(ends.tolist(), column.lengths.tolist(), strict=True)]
+        packed.stored[name] = Stored(lambda: binary_array(pa.binary(), rows), len(flat), (flat, column.lengths))
+        return entry
+    part, count = dtypes.component(column.dtype)
+    typed = values.reshape(-1).view(dtypes.storage_dtype(part))
+    lengths = column.lengths * (int(np.prod(inner)) * count)
+    build = lambda: list_array(to_arrow(typed, part), lengths)  # noqa: E731
+    packed.stored[name] = Stored(build, values.nbytes, (typed, lengths))
+    return entry
+
+
+def _pack_objects(name: str, column: ObjectColumn, packed: Packed) -> Json:
+    cells = pack_cells(column.values, (name,))
+    packed.stored[name] = Stored(cells.values, cells.nbytes, cells.source)
+    if cells.attached is not None:
+        packed.stored[f"_attached/{name}"] = Stored(cells.attached, 0, ())
+    return {"kind": "objects", "as": cells.kind}
+
+
+def _pack_whole(name: str, bits: Bits, packed: Packed) -> Json:
+    data = np.ascontiguousarray(bits.data).tobytes()
+    entry = {"dtype": bits.dtype, "shape": list(bits.data.shape), "wrap": bits.wrap}
+    if len(data) <= INLINE_WHOLE or not packed.samples:
+        return entry | {"data": base64.b64encode(data).decode("ascii")}
+    cells = [data, *[None] * (packed.samples - 1)]
+    packed.stored[f"_whole/{name}"] = Stored(lambda: binary_array(pa.binary(), cells), len(data), (data,))
+    return entry
+
+
+def _describe(layout: Layout, bounds: _Bounds) -> dict[str, Json]:
+    """A layout in words of the header."""
+    entry: dict[str, Json] = {}
+    if layout.spans is not None:
+        entry["start"] = bounds.place(layout.spans.start)
+        entry["stop"] = bounds.place(layout.spans.stop)
+        entry["left"], entry["right"] = layout.spans.left, layout.spans.right
+    if layout.kind == "const":
+        entry["fill"] = layout.fill
+    if layout.kind == "ramp":
+        entry["tail"] = layout.tail
+    if layout.parts:
+        entry["of"] = list(layout.parts)
+        entry["offset"] = layout.offset
+    return entry
+
+
+class _Bounds:
+    """Row bounds, each stored once: most columns are padded by the same two or three."""
+
+    def __init__(self, packed: Packed) -> None:
+        self._packed = packed
+        self._pool: list[np.ndarray] = []
+
+    def place(self, bound: np.ndarray) -> Json:
+        """A number if it is the same in all rows, else ``[bound, plus]``: a stored column and a constant."""
+        first = int(bound[0])
+        if (bound == first).all():
+            return first
+        for at, known in enumerate(self._pool):
+            if (bound - known == first - int(known[0])).all():
+                return [at, first - int(known[0])]
+        self._pool.append(bound)
+        at = len(self._pool) - 1
+        stored = Stored(lambda: to_arrow(bound, "int32"), bound.nbytes, (bound,))
+        self._packed.stored[f"_bound{at}"] = stored
+        return [at, 0]

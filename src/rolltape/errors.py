@@ -1,0 +1,208 @@
+"""Every error Rolltape raises on purpose, in one tree.
+
+    RolltapeError
+    ├── ConfigError            (ValueError)          an option has a value it cannot have
+    ├── KeyNameError           (ValueError)          a step, split, stage or call that cannot name a recording
+    ├── StageError             (ValueError)          a stage is declared twice, or cannot be a stage
+    ├── NoStepError            (RuntimeError)        a stage was called outside ``with tape.step(...)``
+    ├── TapeClosedError        (RuntimeError)        the tape was used after ``close()``
+    ├── TapeNotFoundError      (FileNotFoundError)   there is no tape where one was asked for
+    ├── NotATapeError          (NotADirectoryError)  something is there, but it is not a tape
+    ├── StepMissingError       (FileNotFoundError)   the step is not on the tape and ``on_miss`` is ``error``
+    ├── StepExistsError        (FileExistsError)     the step is on the tape and nobody asked to keep or rewrite it
+    ├── StorageError           (OSError)             reading or writing the tape's files failed
+    │   ├── TapeReadOnlyError  (PermissionError)     the tape cannot be written
+    │   └── DiskFullError                            no space left; says how much was needed
+    ├── CorruptFileError       (ValueError)          a file is truncated, altered, or not ours
+    ├── FormatVersionError     (ValueError)          the tape was written by a newer Rolltape
+    ├── BatchError             (ValueError)          columns that do not form a batch
+    ├── UnsupportedValueError  (TypeError)           a value no adapter can store; names the field
+    ├── UnknownAdapterError    (LookupError)         the file names an adapter or class that is not registered here
+    ├── ExpectationError       (TypeError)           a column has another dtype than the stage expects
+    ├── MismatchError          (ValueError)          fingerprint parts differ between recording and replay
+    ├── RecordError            (RuntimeError)        a recording failed in the background
+    └── MissingDependencyError (ImportError)         an optional package is needed; says which extra
+
+Each also inherits the built-in error people would catch. A message says what happened, where,
+what the likely causes are, and what to do next.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = [
+    "BatchError",
+    "ConfigError",
+    "CorruptFileError",
+    "DiskFullError",
+    "ExpectationError",
+    "FormatVersionError",
+    "KeyNameError",
+    "MismatchError",
+    "MissingDependencyError",
+    "NoStepError",
+    "NotATapeError",
+    "RecordError",
+    "RolltapeError",
+    "StageError",
+    "StepExistsError",
+    "StepMissingError",
+    "StorageError",
+    "TapeClosedError",
+    "TapeNotFoundError",
+    "TapeReadOnlyError",
+    "UnknownAdapterError",
+    "UnsupportedValueError",
+]
+
+
+class RolltapeError(Exception):
+    """Base of every error Rolltape raises on purpose."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: object = None,
+        causes: Sequence[str] = (),
+        hint: str | None = None,
+    ) -> None:
+        self.what = what
+        self.where = None if where is None else str(where)
+        self.causes = tuple(causes)
+        self.hint = hint
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if len(self.causes) == 1:
+            lines.append(f"  likely cause: {self.causes[0]}")
+        elif self.causes:
+            lines.append("  likely causes:")
+            lines += [f"    {number}. {cause}" for number, cause in enumerate(self.causes, 1)]
+        if self.hint:
+            lines.append(f"  next: {self.hint}")
+        return "\n".join(lines)
+
+
+class ConfigError(RolltapeError, ValueError):
+    """An option has a value it cannot have."""
+
+
+class KeyNameError(RolltapeError, ValueError):
+    """A step, split, stage or call cannot name a recording."""
+
+
+class StageError(RolltapeError, ValueError):
+    """Two stages share a name, or a function cannot be a stage."""
+
+
+class NoStepError(RolltapeError, RuntimeError):
+    """A stage was called outside ``with tape.step(...)``."""
+
+
+class TapeClosedError(RolltapeError, RuntimeError):
+    """The tape was used after ``close()``."""
+
+
+class _OSErrorMixin(RolltapeError):
+    """Gives an error that is also an ``OSError`` the number people test for."""
+
+    code = errno.EIO
+    errno: int | None
+    strerror: str | None
+    filename: Any
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: object = None,
+        causes: Sequence[str] = (),
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(what, where=where, causes=causes, hint=hint)
+        self.errno = self.code
+        self.filename = self.where
+        self.strerror = what
+
+
+class TapeNotFoundError(_OSErrorMixin, FileNotFoundError):
+    """There is no tape where one was asked for."""
+
+    code = errno.ENOENT
+
+
+class NotATapeError(_OSErrorMixin, NotADirectoryError):
+    """Something is there, but it is not a tape."""
+
+    code = errno.ENOTDIR
+
+
+class StepMissingError(_OSErrorMixin, FileNotFoundError):
+    """The step is not on the tape and ``on_miss`` is ``error``."""
+
+    code = errno.ENOENT
+
+
+class StepExistsError(_OSErrorMixin, FileExistsError):
+    """The step is on the tape already and nobody asked to keep or rewrite it."""
+
+    code = errno.EEXIST
+
+
+class StorageError(_OSErrorMixin, OSError):
+    """Reading or writing the tape's files failed."""
+
+
+class TapeReadOnlyError(StorageError, PermissionError):
+    """The tape cannot be written."""
+
+    code = errno.EACCES
+
+
+class DiskFullError(StorageError):
+    """No space is left; the message says how much was needed."""
+
+    code = errno.ENOSPC
+
+
+class CorruptFileError(RolltapeError, ValueError):
+    """A file is truncated, altered, or not written by Rolltape."""
+
+
+class FormatVersionError(RolltapeError, ValueError):
+    """The tape was written by a newer Rolltape."""
+
+
+class BatchError(RolltapeError, ValueError):
+    """Columns do not form a batch."""
+
+
+class UnsupportedValueError(RolltapeError, TypeError):
+    """No adapter can store a value; the message names the field and the type."""
+
+
+class UnknownAdapterError(RolltapeError, LookupError):
+    """A file names an adapter or class that is not registered in this process."""
+
+
+class ExpectationError(RolltapeError, TypeError):
+    """A column has another dtype than the stage expects."""
+
+
+class MismatchError(RolltapeError, ValueError):
+    """Fingerprint parts differ between the recording and this run."""
+
+
+class RecordError(RolltapeError, RuntimeError):
+    """A recording failed in the background; the cause is chained."""
+
+
+class MissingDependencyError(RolltapeError, ImportError):
+    """An optional package is needed; the message has the ``pip install`` line."""

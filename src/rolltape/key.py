@@ -1,0 +1,220 @@
+"""The name of one recording, and the file name it has on every tape.
+
+Pure: maps names to POSIX relative paths and back, and touches no file.
+
+    train/rollout/step_000000.parquet              split / stage / step
+    train/rollout/step_000000.c1.parquet           its second call
+    train/rollout/step_000000.kreq%2F7.parquet     a call the caller named; the name is percent-quoted
+    train/rollout/step_000000.c1.r2of8.parquet     the shard of rank 2 of 8
+    train/rollout/step_000000.c1.in.parquet        the inputs of that call
+    train/metrics.jsonl                            what was logged, a line per step
+
+Names that differ only in case are different recordings here, but one file on a case-insensitive file system
+(macOS and Windows by default): do not rely on case alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from rolltape.errors import KeyNameError
+from rolltape.steps import as_step
+
+__all__ = ["Key", "check_name", "metrics_path"]
+
+MAX_NAME = 100
+MAX_CALL_BYTES = 200
+MAX_FILE_NAME = 255
+
+_METRICS = "metrics.jsonl"
+_TAKEN = {_METRICS, "tape.json"}
+_WINDOWS = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+_PATH = re.compile(
+    r"(?P<split>[^/]+)/(?P<stage>[^/]+)/step_(?P<step>[0-9]{6,19})"
+    r"(?:\.c(?P<call>[0-9]{1,19})|\.k(?P<name>[^./]+))?"
+    r"(?:\.r(?P<rank>[0-9]{1,19})of(?P<world>[0-9]{1,19}))?"
+    r"(?P<inputs>\.in)?\.parquet"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """Names one recording. A key that exists is valid; anything else is a ``KeyNameError``.
+
+    >>> Key(step=7, call=1, rank=2, world_size=8).path
+    'train/rollout/step_000007.c1.r2of8.parquet'
+    """
+
+    split: str = "train"
+    """``train``, ``val``, or any name."""
+
+    stage: str = "rollout"
+    """The recorded function of the training step."""
+
+    step: int
+    """What the trainer counts."""
+
+    call: int | str = 0
+    """Which call of the stage within the step: its number, or a text chosen by an asynchronous caller."""
+
+    rank: int = 0
+    """Which process of ``world_size`` recorded its shard."""
+
+    world_size: int = 1
+    """How many processes record a shard each."""
+
+    inputs: bool = False
+    """Whether this names the inputs of the call instead of its result."""
+
+    def __post_init__(self) -> None:
+        check_name("split", self.split)
+        check_name("stage", self.stage)
+        # Numpy integers become plain ones, so that a key reads and serializes the same wherever it came from.
+        object.__setattr__(self, "step", as_step(self.step))
+        object.__setattr__(self, "call", _check_call(self.call))
+        object.__setattr__(self, "rank", as_step(self.rank, "rank"))
+        object.__setattr__(self, "world_size", as_step(self.world_size, "world_size"))
+        if self.rank >= self.world_size:
+            raise KeyNameError(
+                f"rank {self.rank} is not below world_size {self.world_size}",
+                hint="ranks go from 0 to world_size - 1",
+            )
+        if len(self._file) > MAX_FILE_NAME:
+            raise KeyNameError(
+                f"call {self.call!r} needs a file name of {len(self._file)} bytes, over {MAX_FILE_NAME}",
+                causes=["a byte that is not an ASCII letter, digit, `_`, `-` or `~` is quoted as three"],
+                hint="choose a shorter text for the call",
+            )
+
+    @property
+    def path(self) -> str:
+        """The file of this recording, relative to the tape, with ``/`` between its parts."""
+        return f"{self.split}/{self.stage}/{self._file}"
+
+    @property
+    def _file(self) -> str:
+        call = (
+            f".k{_quoted(self.call)}" if isinstance(self.call, str) else f".c{self.call}" if self.call else ""
+        )
+        shard = f".r{self.rank}of{self.world_size}" if self.world_size > 1 else ""
+        return f"step_{self.step:06d}{call}{shard}{'.in' if self.inputs else ''}.parquet"
+
+    @staticmethod
+    def parse(path: str) -> Key | None:
+        """The key whose ``path`` is exactly ``path``; ``None`` for any other file's name.
+
+        >>> Key.parse("val/reward/step_000012.in.parquet")
+        Key(split='val', stage='reward', step=12, call=0, rank=0, world_size=1, inputs=True)
+        >>> Key.parse("train/metrics.jsonl") is None
+        True
+        """
+        match = _PATH.fullmatch(path)
+        if not match:
+            return None
+        try:
+            key = Key(
+                split=match["split"],
+                stage=match["stage"],
+                step=int(match["step"]),
+                call=unquote(match["name"]) if match["name"] else int(match["call"] or 0),
+                rank=int(match["rank"] or 0),
+                world_size=int(match["world"] or 1),
+                inputs=match["inputs"] is not None,
+            )
+        except KeyNameError:
+            return None
+        # Other spellings (`.c0`, `%2e`, a needless `.r0of1`) would give two files to one recording.
+        return key if key.path == path else None
+
+
+def metrics_path(split: str) -> str:
+    """The file of what was logged for a split, relative to the tape.
+
+    >>> metrics_path("train")
+    'train/metrics.jsonl'
+    """
+    return f"{check_name('split', split)}/{_METRICS}"
+
+
+def check_name(kind: str, name: object) -> str:
+    """Return ``name`` if a split or stage can have it; else ``KeyNameError`` suggests one it can have.
+
+    >>> check_name("stage", "ref_logprob")
+    'ref_logprob'
+    """
+    problem = _problem(name)
+    if problem is None:
+        return str(name)
+    cleaned = _cleaned(name) if isinstance(name, str) else None
+    shown = repr(name) if len(repr(name)) <= MAX_NAME else repr(name)[: MAX_NAME - 3] + "..."
+    raise KeyNameError(
+        f"{kind} name {shown} {problem}",
+        hint=f"name it {cleaned!r}"
+        if cleaned
+        else "use letters, digits, `_`, `-` and `.`, as in 'ref_logprob'",
+    )
+
+
+def _problem(name: object) -> str | None:
+    """What is wrong with a name, as the end of a sentence; positions count from 1."""
+    if not isinstance(name, str):
+        return f"is not text but {type(name).__name__}"
+    if not name:
+        return "is empty"
+    if wrong := re.search(r"[^A-Za-z0-9_.-]", name):
+        return f"has {wrong[0]!r} at position {wrong.start() + 1}; ASCII letters, digits, `_-.` are allowed"
+    if len(name) > MAX_NAME:
+        return f"has {len(name)} characters; {MAX_NAME} are allowed"
+    if name[0] in ".-":
+        return f"has {name[0]!r} at position 1; the first is a letter, a digit or `_`"
+    if ".." in name:
+        return f"has '..' at position {name.index('..') + 1}"
+    if name[-1] == ".":
+        return f"has '.' at position {len(name)}, at its end, where Windows drops it"
+    if _WINDOWS.fullmatch(name):
+        return "is reserved by Windows"
+    if name.lower() in _TAKEN or name.lower().endswith(".parquet"):
+        return "looks like a file of the tape"
+    return None
+
+
+def _cleaned(name: str) -> str | None:
+    """The nearest name that is allowed, if there is one."""
+    text = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
+    text = re.sub(r"\.+", ".", text)
+    text = re.sub(r"(\.parquet)+$", "", text, flags=re.IGNORECASE)
+    text = text.lstrip(".-")[:MAX_NAME].rstrip(".")
+    for candidate in (text, "_" + text):
+        if candidate.strip("_") and _problem(candidate) is None:
+            return candidate
+    return None
+
+
+def _check_call(call: object) -> int | str:
+    if not isinstance(call, str):
+        return as_step(call, "call")
+    if not call:
+        raise KeyNameError(
+            "call is an empty text", hint="number the calls 0, 1, … or give each a text of its own"
+        )
+    try:
+        size = len(call.encode())
+    except UnicodeEncodeError as error:
+        raise KeyNameError(
+            f"call {call!r} has {call[error.start]!r} at position {error.start + 1}, a lone surrogate",
+            hint="decode the text properly before it names a call",
+        ) from None
+    if size > MAX_CALL_BYTES:
+        raise KeyNameError(
+            f"call {call[:40]!r}... has {size} UTF-8 bytes; {MAX_CALL_BYTES} are allowed",
+            hint="choose a shorter text for the call, a request id or a hash",
+        )
+    # A str subclass (an enum, say) may print as something else.
+    return str.__str__(call)
+
+
+def _quoted(call: str) -> str:
+    # quote() leaves dots alone, and a dot is what separates the parts of a file name here.
+    return quote(call, safe="").replace(".", "%2E")

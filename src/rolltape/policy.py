@@ -1,0 +1,267 @@
+"""What happens at a step: a pure decision from the step, what is recorded, and the options.
+
+Knows nothing of files, stages or engines. ``decide`` says what to do and why; the tape does it.
+
+| mode    | step recorded                                  | step missing                 |
+|---------|------------------------------------------------|------------------------------|
+| off     | live                                           | live                         |
+| record  | error, unless ``overwrite`` is keep or rewrite | live, then save              |
+| rewrite | live, then replace atomically                  | live, then save              |
+| replay  | return the recording                           | ``on_miss``, default error   |
+| auto    | return the recording                           | ``on_miss``, default record  |
+
+Outside ``steps`` the tape does not act, whatever is recorded there: ``beyond`` says what happens instead, in
+the words of ``on_miss``. There ``live`` neither plays nor saves, ``error`` stops the run, ``record`` does as
+mode ``record`` (in mode ``rewrite``: ``rewrite``) would, and the others play a recorded step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from rolltape.errors import ConfigError, RolltapeError, StepExistsError, StepMissingError
+from rolltape.steps import ALL_STEPS, StepSelector, as_step
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Action", "Decision", "Mode", "OnMiss", "Overwrite", "Policy", "Word", "decide"]
+
+
+class Word(str, Enum):
+    """One word out of a few: the value of an option, equal to its text."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @classmethod
+    def aliases(cls) -> Mapping[str, str]:
+        """Other words ``parse`` understands, and the word each stands for."""
+        return {}
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """Read the word, in any case; ``ConfigError`` lists the words there are and suggests the nearest.
+
+        >>> Mode.parse("record") is Mode.parse("dump") is Mode.RECORD
+        True
+        """
+        aliases, words = cls.aliases(), [str(word) for word in cls]
+        # YAML 1.1 reads a bare ``off`` as False.
+        text = "off" if value is False and "off" in words else str(value).strip().lower()
+        text = aliases.get(text, text)
+        if text in words:
+            return cls(text)
+        nearest = get_close_matches(text, [*words, *aliases], n=1)
+        also = "".join(f"; {alias} means {word}" for alias, word in aliases.items())
+        raise ConfigError(
+            f"{value!r} is not one of {', '.join(words)}{also}",
+            hint=f"did you mean `{nearest[0]}`?" if nearest else f"write one of {', '.join(words)}",
+        )
+
+
+class Mode(Word):
+    """What the tape does. ROLL says ``dump`` for record and ``mock`` for replay, verl ``cache`` for auto."""
+
+    OFF = "off"
+    RECORD = "record"
+    REWRITE = "rewrite"
+    REPLAY = "replay"
+    AUTO = "auto"
+
+    @classmethod
+    def aliases(cls) -> Mapping[str, str]:
+        return {"dump": "record", "mock": "replay", "cache": "auto"}
+
+
+class OnMiss(Word):
+    """What happens at a step that is not on the tape (``on_miss``) or not one of ``steps`` (``beyond``)."""
+
+    ERROR = "error"
+    LIVE = "live"
+    RECORD = "record"
+    CYCLE = "cycle"
+    LAST = "last"
+    NEAREST = "nearest"
+
+
+class Overwrite(Word):
+    """What mode ``record`` does at a step that is on the tape already."""
+
+    ERROR = "error"
+    KEEP = "keep"
+    REWRITE = "rewrite"
+
+
+class Action(Word):
+    """What is done at one step."""
+
+    LIVE = "live"
+    RECORD = "record"
+    REWRITE = "rewrite"
+    REPLAY = "replay"
+    SUBSTITUTE = "substitute"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The options that decide what happens at a step."""
+
+    mode: Mode
+    """What the tape does."""
+
+    on_miss: OnMiss | None = None
+    """What happens at a step that is not on the tape; ``None``: error in replay, record in auto."""
+
+    steps: StepSelector = ALL_STEPS
+    """Where the tape acts."""
+
+    beyond: OnMiss = OnMiss.LIVE
+    """What happens at the other steps."""
+
+    overwrite: Overwrite = Overwrite.ERROR
+    """What mode record does at a step that is on the tape already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is done at one step, and why."""
+
+    action: Action
+    """What is done."""
+
+    step: int
+    """The step it is done at."""
+
+    reason: str
+    """Why, in one sentence."""
+
+    source: int | None = None
+    """The recorded step that is played; ``None`` if none is."""
+
+    error: type[RolltapeError] | None = None
+    """The error to raise, with ``reason`` and ``hint``; set exactly when the action is ``error``."""
+
+    hint: str | None = None
+    """How to avoid the error."""
+
+    @property
+    def calls_live(self) -> bool:
+        """Whether the live function runs."""
+        return self.action in (Action.LIVE, Action.RECORD, Action.REWRITE)
+
+    @property
+    def saves(self) -> bool:
+        """Whether its result goes on the tape."""
+        return self.action in (Action.RECORD, Action.REWRITE)
+
+    @property
+    def plays(self) -> bool:
+        """Whether a recording is returned."""
+        return self.action in (Action.REPLAY, Action.SUBSTITUTE)
+
+
+def decide(step: int, recorded: Collection[int], policy: Policy) -> Decision:
+    """Decide what happens at ``step``, given the steps that are ``recorded``.
+
+    ``recorded`` is asked once whether it holds the step; it is listed only to pick a substitute.
+
+    >>> policy = Policy(Mode.AUTO, steps=StepSelector.parse("1-3"), beyond=OnMiss.CYCLE)
+    >>> [str(decide(step, {1, 2}, policy).action) for step in (1, 2, 3, 4)]
+    ['replay', 'replay', 'record', 'substitute']
+    >>> decide(4, {1, 2}, policy).reason
+    'step 4 is outside steps 1-3, so `cycle` plays recorded step 2'
+    """
+    step = as_step(step)
+    if policy.mode is Mode.OFF:
+        return Decision(Action.LIVE, step, "the tape is off")
+    if step not in policy.steps:
+        why = f"step {step} is outside steps {_abridged(policy.steps)}"
+        if policy.beyond is OnMiss.RECORD:
+            return _save(step, recorded, policy, why)
+        return _without_recording(step, recorded, policy, policy.beyond, why)
+    if policy.mode in (Mode.RECORD, Mode.REWRITE):
+        return _save(step, recorded, policy, f"mode is {policy.mode}")
+    if step in recorded:
+        return Decision(Action.REPLAY, step, f"step {step} is on the tape", source=step)
+    by_default = OnMiss.ERROR if policy.mode is Mode.REPLAY else OnMiss.RECORD
+    why = f"step {step} is not on the tape"
+    return _without_recording(step, recorded, policy, policy.on_miss or by_default, why)
+
+
+def _save(step: int, recorded: Collection[int], policy: Policy, why: str) -> Decision:
+    """Run live and save, minding a recording that is there already."""
+    if step not in recorded:
+        return Decision(Action.RECORD, step, f"{why}, and step {step} is not on the tape yet")
+    if policy.mode is Mode.REWRITE or policy.overwrite is Overwrite.REWRITE:
+        return Decision(Action.REWRITE, step, f"{why}, and the recording of step {step} is to be replaced")
+    if policy.overwrite is Overwrite.KEEP:
+        return Decision(
+            Action.LIVE, step, f"{why}, but step {step} is on the tape already and is kept as it is"
+        )
+    return Decision(
+        Action.ERROR,
+        step,
+        f"{why}, but step {step} is on the tape already",
+        error=StepExistsError,
+        hint="set overwrite=keep or overwrite=rewrite, use mode=auto to replay it, or record to another dir",
+    )
+
+
+def _without_recording(
+    step: int, recorded: Collection[int], policy: Policy, word: OnMiss, why: str
+) -> Decision:
+    """Do what ``on_miss`` or ``beyond`` says."""
+    if word is OnMiss.LIVE:
+        return Decision(Action.LIVE, step, f"{why}, so it runs live and is not saved")
+    if word is OnMiss.RECORD:
+        return Decision(Action.RECORD, step, f"{why}, so it runs live and is saved")
+    if word is OnMiss.ERROR:
+        option = "on_miss" if step in policy.steps else "beyond"
+        return Decision(
+            Action.ERROR,
+            step,
+            f"{why}, and `{option}` is error",
+            error=StepMissingError,
+            hint=f"record the step, or set {option} to live, record, cycle, last or nearest",
+        )
+    return _substitute(step, recorded, policy, word, why)
+
+
+def _substitute(step: int, recorded: Collection[int], policy: Policy, word: OnMiss, why: str) -> Decision:
+    on_tape = sorted(recorded)
+    # Where the tape acts comes first: in verl's `repeat`, a step recorded past the end is not in the round.
+    pool = [known for known in on_tape if known in policy.steps] or on_tape
+    if not pool:
+        return Decision(Action.RECORD, step, f"{why}, and the tape is empty, so it runs live and is saved")
+    if step in pool:
+        return Decision(
+            Action.REPLAY, step, f"{why}, but only such steps are on the tape, this one too", source=step
+        )
+    source = _pick(step, pool, word)
+    return Decision(
+        Action.SUBSTITUTE, step, f"{why}, so `{word}` plays recorded step {source}", source=source
+    )
+
+
+def _pick(step: int, pool: Sequence[int], word: OnMiss) -> int:
+    """The recorded step to play for a missing one; ``pool`` is sorted and not empty."""
+    if word is OnMiss.LAST:
+        return pool[-1]
+    if word is OnMiss.CYCLE:
+        # Counted from the first recorded step, so that 1..n are followed by 1 again. It depends on the step
+        # and the tape alone, not on how often it was asked: a resumed run gets the same answers.
+        return pool[(step - pool[0]) % len(pool)]
+    below = bisect_left(pool, step)
+    return pool[max(below - 1, 0)]
+
+
+def _abridged(steps: StepSelector) -> str:
+    text = str(steps) or "(none)"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,351 @@
+"""The options of a tape, and where each may come from: argument > environment > file > default.
+
+``resolve`` is pure. ``load_file`` is the one function here that reads a file. Nothing here opens a tape.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rolltape.errors import ConfigError, MissingDependencyError, RolltapeError
+from rolltape.key import check_name
+from rolltape.policy import Mode, OnMiss, Overwrite, Policy, Word
+from rolltape.steps import ALL_STEPS, NO_STEPS, StepSelector, as_step
+
+__all__ = ["MatchLevel", "OnError", "Settings", "load_file", "parse_size", "resolve"]
+
+_PREFIX = "ROLLTAPE_"
+_SECTION = "rolltape"
+
+# What was given: by option, where it comes from and what was written there.
+_Given: TypeAlias = dict[str, tuple[str, Any]]
+
+
+class OnError(Word):
+    """What a failure to record does to the training run."""
+
+    RAISE = "raise"
+    WARN = "warn"
+
+
+class MatchLevel(Word):
+    """What a fingerprint part that differs does."""
+
+    ERROR = "error"
+    WARN = "warn"
+    IGNORE = "ignore"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every option of a tape, read and checked. Options that contradict each other are a ``ConfigError``.
+
+    >>> Settings(dir="runs/baseline", mode=Mode.REPLAY).policy.mode is Mode.REPLAY
+    True
+    """
+
+    dir: str | None = None
+    """The tape: a directory or an object-store prefix."""
+
+    mode: Mode = Mode.OFF
+    """What the tape does. ``resolve`` makes it ``auto`` if a ``dir`` is given and no mode is."""
+
+    on_miss: OnMiss | None = None
+    """What happens at a step that is not on the tape; ``None``: error in replay, record in auto."""
+
+    beyond: OnMiss = OnMiss.LIVE
+    """What happens outside ``steps``."""
+
+    steps: StepSelector = ALL_STEPS
+    """Where the tape acts."""
+
+    overwrite: Overwrite = Overwrite.ERROR
+    """What mode ``record`` does at a step that is on the tape already."""
+
+    split: str = "train"
+    """The split that stages record to, unless one is named."""
+
+    rank: int = 0
+    """Which process of ``world_size`` this is."""
+
+    world_size: int = 1
+    """How many processes record a shard of each step."""
+
+    fingerprint: Mapping[str, object] = field(default_factory=dict)
+    """What must match between recording and replay, in named parts."""
+
+    match: Mapping[str, MatchLevel] = field(default_factory=dict)
+    """What a part of the fingerprint that differs does, by part; error where nothing is said."""
+
+    max_keep: int | None = None
+    """How many recorded steps to keep, the newest; ``None`` keeps all."""
+
+    pin_steps: StepSelector = NO_STEPS
+    """Steps that ``max_keep`` never deletes."""
+
+    on_error: OnError = OnError.RAISE
+    """What a failure to record does to the training run."""
+
+    background: bool = True
+    """Whether recordings are written by a thread while training goes on."""
+
+    prefetch: bool = True
+    """Whether replay reads the next step ahead."""
+
+    max_pending_bytes: int = 2**30
+    """How much may wait to be written before recording waits too; ``"512MB"`` or ``"1GiB"`` will do."""
+
+    def __post_init__(self) -> None:
+        if self.rank >= self.world_size:
+            raise ConfigError(
+                f"rank {self.rank} is not below world_size {self.world_size}",
+                hint="ranks go from 0 to world_size - 1; set both",
+            )
+        if self.mode is not Mode.OFF and self.dir is None:
+            raise ConfigError(
+                f"mode is {self.mode}, but there is no dir to find the tape in",
+                hint=f"set dir, as an argument, in the config file or as {_PREFIX}DIR; or set mode to off",
+            )
+
+    @property
+    def policy(self) -> Policy:
+        """The options that decide what happens at a step."""
+        return Policy(self.mode, self.on_miss, self.steps, self.beyond, self.overwrite)
+
+
+def parse_size(value: object) -> int:
+    """Read a number of bytes, at least 1: an int, or text with a unit (``MB`` is 10**6, ``MiB`` is 2**20).
+
+    >>> parse_size("512MB"), parse_size("1.5 GiB")
+    (512000000, 1610612736)
+    """
+    match = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([kmgt])(i)?)?b?", str(value).strip().lower())
+    if match:
+        power = " kmgt".index(match[2] or " ")
+        size = int(Decimal(match[1]) * (1024 if match[3] else 1000) ** power)
+        if size >= 1:
+            return size
+    raise ConfigError(
+        f"{value!r} is not a number of bytes above 0", hint='write 1073741824, "512MB" or "1GiB"'
+    )
+
+
+def resolve(
+    arguments: Mapping[str, Any],
+    environ: Mapping[str, str] | None = None,
+    file: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Make settings of what was given: argument > environment > file > default, option by option.
+
+    An argument or config key that is ``None`` and a variable that is empty count as not given. A mapping
+    replaces, and is not merged with, the one of a weaker source. ``file`` is what ``load_file`` returns.
+
+    >>> settings = resolve({"mode": "replay"}, {"ROLLTAPE_STEPS": "0-9"}, {"dir": "runs/a", "mode": "record"})
+    >>> str(settings.mode), str(settings.steps), settings.dir
+    ('replay', '0-9', 'runs/a')
+    """
+    given = {
+        **_from_names(file or {}, "config key"),
+        **_from_environ(environ or {}),
+        **_from_names(arguments, "argument"),
+    }
+    values = {name: _checked(name, source, raw) for name, (source, raw) in given.items()}
+    values.setdefault("mode", Mode.AUTO if "dir" in values else Mode.OFF)
+    try:
+        return Settings(**values)
+    except ConfigError as error:
+        named = [
+            given[name][0] for name in ("mode", "rank", "world_size") if name in given and name in error.what
+        ]
+        raise ConfigError(error.what, where=", ".join(named) or None, hint=error.hint) from None
+
+
+def _from_names(named: Mapping[str, Any], kind: str) -> _Given:
+    for name in named:
+        if name not in _READ:
+            nearest = get_close_matches(str(name).lower(), _READ, n=1)
+            raise ConfigError(
+                f"there is no option {name!r}; there are {', '.join(_READ)}",
+                where=f"{kind} `{name}`",
+                hint=f"did you mean `{nearest[0]}`?" if nearest else "remove it",
+            )
+    return {name: (f"{kind} `{name}`", value) for name, value in named.items() if value is not None}
+
+
+def _from_environ(environ: Mapping[str, str]) -> _Given:
+    given: _Given = {}
+    for variable, value in environ.items():
+        if not variable.startswith(_PREFIX):
+            continue
+        name = variable[len(_PREFIX) :].lower()
+        if name in _READ and variable.isupper():
+            if value.strip():
+                given[name] = (f"environment variable {variable}", value)
+        elif nearest := _misspelled(name):
+            raise ConfigError(
+                f"there is no option {variable}",
+                where=f"environment variable {variable}",
+                hint=f"did you mean {_PREFIX}{nearest.upper()}? If it is for another tool, rename it",
+            )
+    return given
+
+
+def _misspelled(name: str) -> str | None:
+    """The option a variable was meant to name; other tools' ROLLTAPE_ variables are no near miss of any."""
+    swapped = [known for known in _READ if sorted(known) == sorted(name)]
+    nearest = swapped or get_close_matches(name, _READ, n=1, cutoff=0.85)
+    return nearest[0] if nearest else None
+
+
+def _checked(name: str, source: str, raw: object) -> Any:
+    try:
+        return _READ[name](raw)
+    except RolltapeError as error:
+        raise ConfigError(error.what, where=source, causes=error.causes, hint=error.hint) from None
+
+
+def _read_dir(value: object) -> str:
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path.strip() or "\0" in path:
+        raise ConfigError(f"{value!r} is not a path", hint='give a directory, as in "runs/baseline"')
+    return path
+
+
+def _read_count(value: object) -> int:
+    is_digits = isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,19}\s*", value)
+    return as_step(int(str(value)) if is_digits else value, "the number")
+
+
+def _read_positive(value: object) -> int:
+    if number := _read_count(value):
+        return number
+    raise ConfigError("the number must be 1 or more, not 0", hint="leave it out for the default")
+
+
+def _read_bool(value: object) -> bool:
+    word = str(value).strip().lower()
+    if word in ("true", "yes", "on", "1"):
+        return True
+    if word in ("false", "no", "off", "0"):
+        return False
+    raise ConfigError(f"{value!r} is neither true nor false", hint="write true or false")
+
+
+def _read_parts(value: object) -> dict[str, Any]:
+    """Named parts: a mapping, or the text of a JSON object."""
+    parts = value
+    if isinstance(value, str):
+        try:
+            parts = json.loads(value)
+        except ValueError as error:
+            raise ConfigError(f"{value!r} is not JSON: {error}", hint='write {"model": "…"}') from None
+    if not isinstance(parts, Mapping) or not all(isinstance(name, str) for name in parts):
+        raise ConfigError(f"{value!r} does not name its parts", hint='write {"model": "…"}')
+    return dict(parts)
+
+
+def _read_match(value: object) -> dict[str, MatchLevel]:
+    return {part: MatchLevel.parse(level) for part, level in _read_parts(value).items()}
+
+
+_READ: dict[str, Callable[[object], Any]] = {
+    "dir": _read_dir,
+    "mode": Mode.parse,
+    "on_miss": OnMiss.parse,
+    "beyond": OnMiss.parse,
+    "steps": StepSelector.parse,
+    "overwrite": Overwrite.parse,
+    "split": lambda value: check_name("split", value),
+    "rank": _read_count,
+    "world_size": _read_positive,
+    "fingerprint": _read_parts,
+    "match": _read_match,
+    "max_keep": _read_positive,
+    "pin_steps": StepSelector.parse,
+    "on_error": OnError.parse,
+    "background": _read_bool,
+    "prefetch": _read_bool,
+    "max_pending_bytes": parse_size,
+}
+"""How each option is read from what a person wrote."""
+
+
+def load_file(source: object) -> Mapping[str, Any]:
+    """The options in a mapping, a dataclass, an OmegaConf config, or the YAML or JSON file of that path.
+
+    A config with a ``rolltape`` section gives that section; any other is taken for the section itself.
+
+    >>> load_file({"trainer": {"epochs": 3}, "rolltape": {"mode": "replay"}})
+    {'mode': 'replay'}
+    """
+    where = None
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(os.fsdecode(source)).expanduser()
+        source, where = _read_path(path), path
+    config = _plain(source, where)
+    return _plain(config[_SECTION], where) if _SECTION in config else config
+
+
+def _plain(config: object, where: Path | None) -> Mapping[str, Any]:
+    """One level of a config as a mapping; ``None``, an empty YAML section, has no options."""
+    if config is None:
+        return {}
+    # Whoever has an OmegaConf config has imported omegaconf; nobody else should pay for it.
+    omegaconf: Any = sys.modules.get("omegaconf")
+    if omegaconf is not None and omegaconf.OmegaConf.is_config(config):
+        return _from_omegaconf(config, omegaconf)
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return dict(config)
+    raise ConfigError(
+        f"a config has named options, but this is {type(config).__name__}",
+        where=where,
+        hint="write `rolltape: {mode: replay, dir: runs/baseline}`",
+    )
+
+
+def _from_omegaconf(config: Any, omegaconf: Any) -> Mapping[str, Any]:
+    # Only the section is resolved: the rest of a trainer's config may have interpolations that fail here.
+    try:
+        if omegaconf.OmegaConf.is_dict(config) and _SECTION in config:
+            config = config[_SECTION]
+        plain = omegaconf.OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except omegaconf.errors.OmegaConfBaseException as error:
+        raise ConfigError(f"the config cannot be resolved: {error}") from error
+    return _plain(plain, None)
+
+
+def _read_path(path: Path) -> object:
+    suffix = path.suffix.lower()
+    if suffix not in (".json", ".yaml", ".yml"):
+        raise ConfigError("a config file is YAML or JSON", where=path, hint="name it .yaml, .yml or .json")
+    try:
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if suffix == ".json" else _read_yaml(text, path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the config file cannot be read: {error}", where=path) from error
+
+
+def _read_yaml(text: str, path: Path) -> object:
+    try:
+        yaml = importlib.import_module("yaml")
+    except ImportError as error:
+        raise MissingDependencyError(
+            "reading a YAML config needs PyYAML", where=path, hint='pip install "rolltape[yaml]"'
+        ) from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,151 @@
+"""What every storage promises to the layers above it.
+
+- A name is a POSIX relative path, ``train/rollout/step_000000.parquet``. No part begins with a dot: those
+  names are kept for the storage's own files and for the litter of file systems (``.nfs…``, ``.DS_Store``).
+- A prefix is ``""`` or a path that ends in a slash, ``train/rollout/``.
+- A name that is visible is complete. Whoever is killed while publishing leaves the name as it was.
+- A call that returned has reached the disk; it survives a power cut.
+- Any number of threads and processes may call at once.
+- Every failure of the storage is a ``RolltapeError``; the operating system's own error is chained to it.
+
+Nothing here needs a directory, a rename or a lock, so that an object store can fulfil it too: a conditional
+put for ``publish(replace=False)``, the ETag as revision, one object per appended line behind ``append``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from rolltape.errors import KeyNameError
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
+# The longest part that ext4, xfs, btrfs, APFS and NFS accept.
+_LONGEST_PART = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What is known of a file without reading it."""
+
+    name: str
+    """The full name, ready for ``read``."""
+    size: int
+    """Length in bytes."""
+    revision: str
+    """Opaque; another one after the file was replaced."""
+
+
+class Storage(Protocol):
+    """Files by name: published whole, read whole or in ranges, listed, deleted."""
+
+    @property
+    def location(self) -> str:
+        """Absolute path or URL, for messages."""
+
+    def check_writable(self) -> None:
+        """Make the place ready for writing, creating it where it is missing.
+
+        Raises TapeReadOnlyError where nothing can be written, NotATapeError where the place is a file.
+        """
+
+    def publish(self, name: str, chunks: Sequence[BytesLike], *, replace: bool) -> int:
+        """Store the chunks, one after the other, as ``name``; return the number of bytes.
+
+        Atomic and durable: before it returns the name is absent (or the old file), afterwards it is the new
+        file. With ``replace=False`` a name that exists raises StepExistsError; of several that race one wins.
+        Raises DiskFullError with the bytes needed and free, TapeReadOnlyError, StorageError.
+        """
+
+    def append(self, name: str, line: bytes) -> None:
+        """Add one line, given without its newline, to ``name``; durable, never mixed with another's line.
+
+        A half line that a crash left behind stays as it is; the new line starts on a fresh one.
+        """
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes | bytearray:
+        """The file's bytes, or ``length`` of them from ``offset`` on.
+
+        Raises StepMissingError where there is no such file, CorruptFileError where it ends too early.
+        """
+
+    def stat(self, name: str) -> Stat | None:
+        """Size and revision, or None where there is no such file."""
+
+    def exists(self, name: str) -> bool:
+        """Whether the name can be read. As cheap as the storage can make it."""
+
+    def names(self, prefix: str) -> Iterator[str]:
+        """The full names of the files directly under ``prefix``, in no particular order."""
+
+    def entries(self, prefix: str) -> Iterator[Stat]:
+        """Like ``names``, with size and revision; may cost one request for each file."""
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        """The prefixes directly under ``prefix`` (``train/rollout/``), in no particular order."""
+
+    def delete(self, name: str) -> None:
+        """Remove the file, durably. A name that does not exist is fine."""
+
+    def clean(self, older_than_seconds: float) -> int:
+        """Remove what dead writers left behind; return how many files.
+
+        A file goes when its writer is known to be dead, or when nothing is known of its writer and the file
+        has not changed for that long. One that a live process of this machine is writing stays.
+        """
+
+    def free_bytes(self) -> int | None:
+        """How much can still be written; None where there is no such limit."""
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if it is one, else raise KeyNameError.
+
+    >>> check_name("train/rollout/step_000000.parquet")
+    'train/rollout/step_000000.parquet'
+    """
+    problem = _problem(name)
+    if problem:
+        raise KeyNameError(
+            f"{name!r} cannot name a file of a tape: {problem}",
+            hint="use relative names such as train/rollout/step_000000.parquet",
+        )
+    return name
+
+
+def check_prefix(prefix: str) -> str:
+    """Return ``prefix`` if it is ``""`` or a path that ends in a slash, else raise KeyNameError.
+
+    >>> check_prefix("train/rollout/")
+    'train/rollout/'
+    """
+    problem = _problem(prefix[:-1]) if prefix.endswith("/") else "it does not end in a slash"
+    if prefix and problem:
+        raise KeyNameError(
+            f"{prefix!r} is no prefix: {problem}",
+            hint="use prefixes such as train/rollout/, or '' for the top",
+        )
+    return prefix
+
+
+def _problem(name: str) -> str | None:
+    if name.startswith("/"):
+        return "it is an absolute path"
+    if _FORBIDDEN.search(name):
+        return "it has a backslash or a control character"
+    for part in name.split("/"):
+        if not part:
+            return "a part of it is empty"
+        if part.startswith("."):
+            return f"its part {part!r} begins with a dot"
+        if len(part.encode("utf-8", "replace")) > _LONGEST_PART:
+            return f"a part of it is longer than {_LONGEST_PART} bytes"
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return "it is not valid Unicode"
+    return None

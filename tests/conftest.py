@@ -1,0 +1,22 @@
+"""What each stack collects, and the ground every test stands on.
+
+`tests/*.py` runs on every stack; the folders below need torch or the big readers, so only `core` has them.
+The stack decides and not what can be imported: a missing library must fail a test, not skip it.
+"""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+STACK = os.environ.get("ROLLTAPE_STACK", "core")
+
+collect_ignore = [] if STACK == "core" else ["torch", "slow", "interop"]
+
+# The settings a user exports for a run of their own must not steer the tests.
+for name in [name for name in os.environ if name.startswith("ROLLTAPE_")]:
+    if name not in ("ROLLTAPE_STACK", "ROLLTAPE_CACHE"):
+        del os.environ[name]
+
+# Time limits would fail a right answer on a busy machine.
+settings.register_profile("rolltape", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rolltape")
