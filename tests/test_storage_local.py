@@ -55,16 +55,6 @@ def finish(process: subprocess.Popen[str]) -> list[int]:
     return json.loads(output)
 
 
-def together(script: str, count: int, *arguments: object) -> list[list[int]]:
-    """Run the script in several processes that start their work at the same moment."""
-    processes = [start(script, me, *arguments) for me in range(count)]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    return [finish(process) for process in processes]
-
-
 def temporary_files(storage: LocalStorage) -> list[str]:
     return [name for name in os.listdir(f"{storage.location}/.tmp") if name.endswith(".tmp")]
 
@@ -78,62 +68,80 @@ def fail_with(code: int) -> Callable[..., None]:
 
 # -- several processes ---------------------------------------------------------------------------
 
-RACE = """
+TOGETHER = """
 import errno, json, os, sys
 from rolltape.errors import StepExistsError
 from rolltape.storage import LocalStorage
 
+def together(count, work):
+    # All processes wait at one gate: it opens when this process closes its end.
+    behind, gate = os.pipe()
+    for me in range(count):
+        if os.fork() == 0:
+            os.close(gate)
+            os.read(behind, 1)
+            work(me)
+            os._exit(0)
+    os.close(gate)
+    assert all(os.wait()[1] == 0 for _ in range(count))
+
+print("ready", flush=True)
+sys.stdin.readline()
+root = sys.argv[1]
+"""
+
+RACE = f"""{TOGETHER}
 def refuse(*_):
     raise OSError(errno.EPERM, "no hard links here")
 
-me, root, links = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-if links == "without links":
+if sys.argv[2] == "without links":
     os.link = refuse
-storage = LocalStorage(root)
-print("ready", flush=True)
-sys.stdin.readline()
-won = []
-for step in range(25):
-    try:
-        storage.publish(f"train/rollout/{step}", [bytes([me]) * 50_000, bytes([me]) * me], replace=False)
-        won.append(step)
-    except StepExistsError:
-        pass
-print(json.dumps(won))
+
+def race(me):
+    storage = LocalStorage(root)
+    for step in range(25):
+        try:
+            storage.publish(f"train/rollout/{{step}}", [bytes([me]) * (50_000 + me)], replace=False)
+            os.write(claims, bytes([step, me]))
+        except StepExistsError:
+            pass
+
+claimed, claims = os.pipe()
+together(8, race)
+os.close(claims)
+print(json.dumps(list(os.read(claimed, 60_000))))
 """
 
 
 @pytest.mark.parametrize("links", ["with links", "without links"])
 def test_of_many_processes_exactly_one_publishes_a_name(storage: LocalStorage, links: str) -> None:
-    won = together(RACE, 8, storage.location, links)
-    assert sorted(step for steps in won for step in steps) == list(range(25))
-    for me, steps in enumerate(won):
-        for step in steps:
-            assert storage.read(f"train/rollout/{step}") == bytes([me]) * (50_000 + me)
+    claims = finish(start(RACE, storage.location, links))
+    steps, winners = claims[::2], claims[1::2]
+    assert sorted(steps) == list(range(25))
+    for step, winner in zip(steps, winners, strict=True):
+        assert storage.read(f"train/rollout/{step}") == bytes([winner]) * (50_000 + winner)
     assert len(list(storage.names("train/rollout/"))) == 25
     assert temporary_files(storage) == []
 
 
-APART = """
-import json, sys
-from rolltape.storage import LocalStorage
+APART = f"""{TOGETHER}
+def write(me):
+    storage = LocalStorage(root)
+    for step in range(20):
+        mine = b"%d %d " % (me, step)
+        storage.publish(f"train/stage_{{step % 3}}/{{me}}_{{step}}", [mine * 5000], replace=False)
+        storage.append("train/metrics.jsonl", mine * 500)
 
-me, root = int(sys.argv[1]), sys.argv[2]
-storage = LocalStorage(root)
-print("ready", flush=True)
-sys.stdin.readline()
-for step in range(20):
-    storage.publish(f"train/stage_{step % 3}/{me}_{step}", [f"{me} {step} ".encode() * 5000], replace=False)
-    storage.append("train/metrics.jsonl", b"%d %d " % (me, step) * 500)
+together(5, write)
 print(json.dumps([]))
 """
 
 
 def test_processes_that_write_side_by_side_lose_nothing(storage: LocalStorage) -> None:
-    together(APART, 5, storage.location)
+    finish(start(APART, storage.location))
     for me in range(5):
         for step in range(20):
-            assert storage.read(f"train/stage_{step % 3}/{me}_{step}") == f"{me} {step} ".encode() * 5000
+            assert storage.read(f"train/stage_{step % 3}/{me}_{step}") == b"%d %d " % (me, step) * 5000
     lines = storage.read("train/metrics.jsonl").splitlines()
     assert sorted(lines) == sorted(b"%d %d " % (me, step) * 500 for me in range(5) for step in range(20))
 
@@ -143,8 +151,6 @@ def test_processes_that_write_side_by_side_lose_nothing(storage: LocalStorage) -
 KILLED = """
 import json, os, random, signal, sys, time
 from rolltape.storage import LocalStorage
-
-MEGABYTE = 1 << 20
 
 def content(value):
     return [bytes([value]) * 65536] * (16 * (1 + value % 6))
@@ -179,7 +185,7 @@ for number in range(60):
     storage = LocalStorage(root)  # the next run opens the tape
     storage.check_writable()
     stale += storage.clean(3600)
-    assert [name for name in os.listdir(f"{root}/.tmp")] == []
+    assert os.listdir(f"{root}/.tmp") == []
     for name in list(storage.names("train/rollout/")):
         assert is_whole(storage.read(name)), name
         os.unlink(f"{root}/{name}")
@@ -213,11 +219,13 @@ def die_at(number, moment):
             seen += 1
             if seen == number and moment == "half-way" and name == "writev":
                 os.write(arguments[0], bytes(arguments[1][0])[:1000])
-            if seen == number and moment == "after":
-                call(*arguments, **options)
-            if seen == number:
+            if seen == number and moment != "after":
                 die()
-            return call(*arguments, **options)
+            try:
+                return call(*arguments, **options)
+            finally:
+                if seen == number:
+                    die()
         return wrapped
     for name in CALLS:
         setattr(os, name, wrap(name, getattr(os, name)))
@@ -363,31 +371,53 @@ def test_a_publish_is_a_write_two_syncs_and_a_link(
     assert calls == ["open", "writev", "fsync", "replace", "open", "fsync"]
 
 
-@pytest.mark.parametrize("links", ["with links", "without links", "reported late"])
-def test_the_name_is_claimed_at_the_last_moment(
+def test_the_folders_above_a_first_file_are_synced_too(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(
+        posix, "sync_folder", lambda folder: synced.append(os.path.relpath(folder, storage.location))
+    )
+    storage.publish(NAME, [b"x"], replace=False)
+    assert synced == ["..", "train/rollout", "train", "."]
+    synced.clear()
+    storage.append("train/metrics.jsonl", b"{}")
+    assert synced == ["train"]
+    storage.append("train/metrics.jsonl", b"{}")
+    assert synced == ["train"]
+
+
+@pytest.mark.parametrize("links", ["with links", "without links"])
+def test_a_name_taken_while_the_file_was_being_written(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, links: str
 ) -> None:
-    """The early look saw nothing; another process published while this one was still writing."""
+    storage.check_writable()
+    if links == "without links":
+        monkeypatch.setattr(os, "link", fail_with(errno.EPERM))
+    sync = os.fsync
+
+    def be_overtaken(fd: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        LocalStorage(storage.location).publish(NAME, [b"first"], replace=False)
+
+    monkeypatch.setattr(os, "fsync", be_overtaken)
+    with pytest.raises(StepExistsError):
+        storage.publish(NAME, [b"second"], replace=False)
+    assert storage.read(NAME) == b"first"
+    assert temporary_files(storage) == []
+
+
+def test_a_link_that_was_made_and_then_denied(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system that repeats a request may answer the second time."""
     link = os.link
 
     def link_and_deny(source: str, target: str) -> None:
         link(source, target)
-        raise FileExistsError(errno.EEXIST, "a network file system repeated the request")
+        raise FileExistsError(errno.EEXIST, "File exists")
 
-    if links == "without links":
-        monkeypatch.setattr(os, "link", fail_with(errno.EPERM))
-    elif links == "reported late":
-        monkeypatch.setattr(os, "link", link_and_deny)
-    monkeypatch.setattr(os.path, "lexists", lambda path, seen=[]: os.access(path, os.F_OK) and len(seen) > 0)
-    storage.publish(NAME, [b"first"], replace=False)
-    monkeypatch.undo()
-    early = iter([False])
-    monkeypatch.setattr(os.path, "lexists", lambda path: next(early, True))
-    if links == "without links":
-        monkeypatch.setattr(os, "link", fail_with(errno.EPERM))
-    with pytest.raises(StepExistsError):
-        storage.publish(NAME, [b"second"], replace=False)
-    assert storage.read(NAME) == b"first"
+    monkeypatch.setattr(os, "link", link_and_deny)
+    storage.publish(NAME, [b"x"], replace=False)
+    assert storage.read(NAME) == b"x"
     assert temporary_files(storage) == []
 
 

@@ -23,11 +23,10 @@ class RowBuffer:
     def row_is(self, row: int, runs: Iterable[Run]) -> bool:
         """Whether the row consists of exactly these runs."""
         base = row * self.pitch
-        cut = self.buffer.slice
-        return all(
-            not size or cut(base + at, size).equals(other.slice(offset, size))
-            for other, offset, at, size in runs
-        )
+        for other, offset, at, size in runs:
+            if size and not self.buffer.slice(base + at, size).equals(other.slice(offset, size)):
+                return False
+        return True
 
 
 def sample_rows(n: int) -> list[int]:

@@ -70,6 +70,15 @@ def expand_ragged(name: str, source: Source) -> RaggedColumn:
     return RaggedColumn(values, lengths.astype(np.int64), entry["dtype"])
 
 
+def dense_bytes(name: str, source: Source) -> int:
+    """How large a column is once it is expanded; 0 for those that are not dense arrays."""
+    entry = source.entries[name]
+    if entry["kind"] != "array":
+        return 0
+    width = int(np.prod(entry["shape"], dtype=np.int64))
+    return source.samples * width * dtypes.storage_dtype(entry["dtype"]).itemsize
+
+
 def needed(name: str, entries: Mapping[str, Json]) -> set[str]:
     """The Parquet columns that expanding this one reads."""
     entry = entries[name]

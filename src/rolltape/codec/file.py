@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +21,7 @@ from rolltape.batch.dtypes import storage_dtype
 from rolltape.batch.plain import Json
 from rolltape.batch.tree import assemble
 from rolltape.codec.cells import unpack_cells
-from rolltape.codec.expand import Source, expand_array, expand_ragged, needed
+from rolltape.codec.expand import Source, dense_bytes, expand_array, expand_ragged, needed
 from rolltape.codec.pack import Packed
 from rolltape.codec.seal import check_chunk, read_tail, seal, tail_size
 from rolltape.errors import CorruptFileError, FormatVersionError
@@ -28,11 +29,13 @@ from rolltape.errors import CorruptFileError, FormatVersionError
 FORMAT = 1
 """The version of the file format. Readers refuse newer ones."""
 
-ROWS_PER_GROUP = 512
+ROWS_PER_GROUP = 256
+THREADS_FROM = 4 * 1024 * 1024
+"""Dense bytes from which a column is expanded on another thread."""
 TAIL_GUESS = 64 * 1024
 _KEY = b"rolltape"
 
-_threads = ThreadPoolExecutor(2, "rolltape-expand")
+_threads = ThreadPoolExecutor(os.cpu_count() or 1, "rolltape-expand")
 
 
 def encode(packed: Packed, **about: Json) -> list[Any]:
@@ -93,6 +96,7 @@ class RecordingFile:
         self._loaded: set[int] = set()
         self._parquet = pq.ParquetFile(pa.BufferReader(pa.py_buffer(self._image)))
         self._names: list[str] = self._parquet.schema_arrow.names
+        self._index = {name: at for at, name in enumerate(self._names)}
 
     def _end(self, length: int) -> memoryview:
         return memoryview(self._read(self._size - length, length))
@@ -123,32 +127,47 @@ class RecordingFile:
 
     def value(self) -> Any:
         """The recorded object, as it was."""
-        stored = self._stored(self._names, 0, self.samples)
-        source = Source(self.header["columns"], stored, self.samples)
+        extra = [f"_whole/{name}" for name, entry in self.header["wholes"].items() if "data" not in entry]
+        columns, stored = self._expand(list(self.header["columns"]), extra, 0, self.samples)
         wholes = {name: self._whole(name, stored) for name in self.header["wholes"]}
-        return assemble(self.header["tree"], self._columns(list(self.header["columns"]), source), wholes)
+        return assemble(self.header["tree"], columns, wholes)
 
     def columns(self, names: Sequence[str], start: int = 0, stop: int | None = None) -> dict[str, Column]:
         """Some columns of some samples; the rest is neither read nor decoded."""
         stop = self.samples if stop is None else min(stop, self.samples)
-        start = min(max(start, 0), stop)
-        entries = self.header["columns"]
-        wanted = set().union(*(needed(name, entries) for name in names)) & set(self._names)
-        stored = self._stored([name for name in self._names if name in wanted], start, stop)
-        return self._columns(names, Source(entries, stored, stop - start))
+        return self._expand(names, [], min(max(start, 0), stop), stop)[0]
 
     def identity(self, start: int = 0, stop: int | None = None) -> tuple[list[str], list[int]]:
         """The uid of every sample and its index in the group of that uid."""
         stop = self.samples if stop is None else stop
-        stored = self._stored(["_uid", "_index"], start, stop)
+        stored = self._stored(("_uid", "_index"), start, stop)
         return stored["_uid"].to_pylist(), stored["_index"].to_pylist()
 
     def verify(self) -> None:
         """Check every checksum of the file; raises at the first that fails."""
         self._load(range(len(self._chunks)))
 
-    def _columns(self, names: Sequence[str], source: Source) -> dict[str, Column]:
-        return dict(zip(names, _threads.map(lambda name: _column(name, source), names), strict=True))
+    def _expand(
+        self, names: Sequence[str], extra: Sequence[str], start: int, stop: int
+    ) -> tuple[dict[str, Column], dict[str, pa.ChunkedArray]]:
+        """Decode and expand columns; also the stored columns that were read, those in ``extra`` included.
+
+        Filling fresh memory takes the time, and two cores do it faster: large columns that follow from
+        the row bounds alone are filled in while the others are still being decoded.
+        """
+        entries = self.header["columns"]
+        wants = {name: needed(name, entries) & set(self._names) for name in names}
+        stored: dict[str, pa.ChunkedArray] = {}
+        source = Source(entries, stored, stop - start)
+        ahead: dict[str, Future[Column]] = {}
+        large = [name for name in names if dense_bytes(name, source) >= THREADS_FROM]
+        bounds = {name for name in set().union(*wants.values()) if name.startswith("_bound")}
+        if large:
+            stored |= self._stored(bounds, start, stop)
+            ahead = {n: _threads.submit(_column, n, source) for n in large if wants[n] <= bounds}
+        stored |= self._stored(set(extra).union(*wants.values()) - set(stored), start, stop)
+        ahead |= {n: _threads.submit(_column, n, source) for n in large[1:] if n not in ahead}
+        return {n: ahead[n].result() if n in ahead else _column(n, source) for n in names}, stored
 
     def _whole(self, name: str, stored: dict[str, pa.ChunkedArray]) -> Bits:
         entry = self.header["wholes"][name]
@@ -160,12 +179,13 @@ class RecordingFile:
         data = np.frombuffer(bytearray(raw), dtype).reshape(entry["shape"])
         return Bits(data, entry["dtype"], entry["wrap"])
 
-    def _stored(self, names: Sequence[str], start: int, stop: int) -> dict[str, pa.ChunkedArray]:
+    def _stored(self, names: Collection[str], start: int, stop: int) -> dict[str, pa.ChunkedArray]:
         """The Parquet columns, cut to the samples asked for."""
+        if not names:
+            return {}
         groups, first = self._groups(start, stop)
         width = len(self._names)
-        index = {name: at for at, name in enumerate(self._names)}
-        self._load(group * width + index[name] for group in groups for name in names)
+        self._load(group * width + self._index[name] for group in groups for name in names)
         table = self._parquet.read_row_groups(groups, columns=list(names), use_threads=True)
         return {name: table[name].slice(start - first, stop - start) for name in names}
 

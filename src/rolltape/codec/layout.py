@@ -68,6 +68,9 @@ class Planner:
     def __init__(self, columns: list[Rows], samples: int) -> None:
         self._columns = columns
         self._samples = samples
+        self._by_width: dict[int, list[Rows]] = {}
+        for column in columns:
+            self._by_width.setdefault(column.width, []).append(column)
         self._scratch = Scratch()
         self._known: dict[int, list[Spans]] = {}  # width -> spans of the columns done so far
         self.layouts: dict[str, Layout] = {}
@@ -161,12 +164,11 @@ class Planner:
 
     def _joined(self, column: Rows) -> Layout | None:
         for first in self._columns:
-            for second in self._columns:
-                if first.width + second.width != column.width or not first.width or not second.width:
-                    continue
-                if first.bits.dtype == second.bits.dtype == column.bits.dtype:
-                    cut = first.memory.pitch
-                    if self._same(column, first, 0) and self._same(column, second, cut):
+            if not 0 < first.width < column.width or first.bits.dtype != column.bits.dtype:
+                continue
+            for second in self._by_width.get(column.width - first.width, ()):
+                if second.bits.dtype == column.bits.dtype and self._same(column, first, 0):
+                    if self._same(column, second, first.memory.pitch):
                         return Layout("join", parts=(first.name, second.name))
         return None
 

@@ -219,7 +219,7 @@ def explain(error: OSError, *, doing: str, path: str, root: str, needed: int | N
         return _disk_full(code, doing, path, root, needed)
     if needed is not None and code in _DENIED:
         return TapeReadOnlyError(
-            f"could not {doing} the tape: {error.strerror}",
+            f"the tape cannot be written: {error.strerror}",
             where=path,
             causes=[_DENIED[code]],
             hint=f"see ls -ld {root}, or record to a directory that user {os.geteuid()} may write to",
