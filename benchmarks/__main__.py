@@ -1,7 +1,7 @@
-"""Runs every benchmark and prints one report; ``--json FILE`` keeps the numbers, ``--rounds N`` is for patience.
+"""Runs every benchmark and prints one report.
 
-    make bench
-    python -m benchmarks --rounds 15 --json results.json
+make bench
+python -m benchmarks --rounds 15 --json results.json
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def compare(name: str, shape: batches.Shape, folder: Path, rounds: int) -> dict[
     """One batch in all formats."""
     batch = batches.make(shape)
     dense = batches.dense_bytes(batch)
-    console.print(f"[bold]{name}[/]: {shape.samples} samples, {dense / 1e6:.0f} MB of tensors, {rounds} rounds")
+    console.print(
+        f"[bold]{name}[/]: {shape.samples} samples, {dense / 1e6:.0f} MB of tensors, {rounds} rounds"
+    )
     taken, sizes, memset = measure.interleaved(batch, folder, rounds)
     memory = {way: measure.extra_memory(shape, folder, way) for way in taken}
     table = Table("", "size MB", "write+fsync ms", "trainer blocked ms", "read ms", "extra memory × batch")

@@ -83,7 +83,9 @@ class SafeTensors(_OneFile):
     name = "safetensors"
 
     def _save(self, batch: Batch) -> None:
-        save_file({name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}, self.path)
+        save_file(
+            {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}, self.path
+        )
 
     def read(self) -> Batch:
         return {name: tensor.clone() for name, tensor in load_file(self.path).items()}

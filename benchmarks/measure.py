@@ -103,7 +103,9 @@ def _peak(shape: batches.Shape, folder: Path, name: str, pipe: object) -> None:
 
 
 def _status(field_name: str) -> int:
-    line = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(field_name))
+    line = next(
+        row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(field_name)
+    )
     return int(line.split()[1]) * 1024
 
 

@@ -2,8 +2,8 @@
 
     python killed_recorder.py     then on its input: TAPE SEED PASS MARKS DELAY
 
-The recorder makes a mark at each step and is killed DELAY seconds after it has made so many: on a slow machine
-a time alone would hit nothing but the start.
+The recorder makes a mark at each step and is killed DELAY seconds after it has made so many: on a slow
+machine a time alone would hit nothing but the start.
 The answer has what it had flushed to disk before: ``[[step, pass of the rollout, pass of the reward], …]``.
 Content depends on (seed, step, pass) alone, so that whoever looks later knows what must be there.
 """
@@ -33,9 +33,9 @@ def prompts(seed: int, step: int, number: int) -> dict[str, Any]:
 
 
 def rollout(seed: int, step: int, number: int) -> dict[str, Any]:
-    """What the stage returns: from a few hundred bytes to a few megabytes."""
+    """What the stage returns: from a few hundred bytes to half a megabyte."""
     rng = np.random.default_rng((seed, step, number))
-    n, width = int(rng.integers(1, 40)), int(rng.choice([1, 16, 300, 6000]))
+    n, width = int(rng.integers(1, 40)), int(rng.choice([1, 16, 300, 2000]))
     lengths = rng.integers(0, width + 1, n)
     mask = (np.arange(width) < lengths[:, None]).astype(np.int64)
     ids = rng.integers(0, 150_000, (n, width))
@@ -102,6 +102,7 @@ def kill_one(directory: str, seed: str, number: str, marks: str, delay: str) -> 
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
+        signal.alarm(60)  # ends a recorder that hangs; the answer then says that it was not killed
         record(directory, int(seed), int(number), writing)
     os.close(writing)
     with os.fdopen(reading) as pipe:

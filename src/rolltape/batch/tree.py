@@ -153,7 +153,9 @@ def _place_nested(value: Any, path: Path, name: str, parts: Dismantled) -> dict[
 
 def _place_objects(value: np.ndarray, path: Path, name: str, parts: Dismantled) -> dict[str, Json]:
     if type(value) is not np.ndarray:
-        raise unsupported(value, path, "subclasses of numpy arrays lose their meaning; pass np.asarray(value)")
+        raise unsupported(
+            value, path, "subclasses of numpy arrays lose their meaning; pass np.asarray(value)"
+        )
     wrap: dict[str, Json] = {"lib": "objects", "shape": list(value.shape)}
     if value.ndim == 1 and len(value) == parts.samples and parts.samples:
         column, inner = list_column(list(value), path)

@@ -33,7 +33,9 @@ class Source:
             return np.full(self.samples, spec, np.int64)
         at, plus = spec
         chunks = self.stored[f"_bound{at}"].chunks  # ChunkedArray.to_numpy would import pandas
-        return np.concatenate([np.empty(0, np.int64), *(from_arrow(c, "int32") for c in chunks)]) + plus
+        joined = np.concatenate([np.empty(0, np.int64), *(from_arrow(c, "int32") for c in chunks)])
+        shifted: np.ndarray = joined + plus
+        return shifted
 
 
 def expand_array(name: str, source: Source) -> ArrayColumn:
@@ -193,7 +195,11 @@ def _rows_of(out: np.ndarray, stored: pa.ChunkedArray, part: str) -> None:
     """A column stored whole: numbers, or rows of equal length."""
     row = 0
     for chunk in stored.chunks:
-        flat = list_rows(chunk)[0] if pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type) else chunk
+        flat = (
+            list_rows(chunk)[0]
+            if pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)
+            else chunk
+        )
         if len(flat) != len(chunk) * out.shape[1]:
             raise CorruptFileError("a column stored whole has rows of differing lengths")
         out[row : row + len(chunk)] = from_arrow(flat, part).reshape(len(chunk), out.shape[1])

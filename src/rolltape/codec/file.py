@@ -86,7 +86,9 @@ class RecordingFile:
         end = self._end(min(size, TAIL_GUESS))
         while len(end) < (wanted := tail_size(end)):
             if wanted > size:
-                raise CorruptFileError("the file is shorter than its footer says", causes=["it was cut short"])
+                raise CorruptFileError(
+                    "the file is shorter than its footer says", causes=["it was cut short"]
+                )
             end = self._end(wanted)
         footer = read_tail(end)
         self._chunks = footer.chunks
@@ -171,10 +173,7 @@ class RecordingFile:
 
     def _whole(self, name: str, stored: dict[str, pa.ChunkedArray]) -> Bits:
         entry = self.header["wholes"][name]
-        if "data" in entry:
-            raw = base64.b64decode(entry["data"])
-        else:
-            raw = stored[f"_whole/{name}"][0].as_py()
+        raw = base64.b64decode(entry["data"]) if "data" in entry else stored[f"_whole/{name}"][0].as_py()
         dtype = storage_dtype(entry["dtype"])
         data = np.frombuffer(bytearray(raw), dtype).reshape(entry["shape"])
         return Bits(data, entry["dtype"], entry["wrap"])
@@ -191,7 +190,8 @@ class RecordingFile:
 
     def _groups(self, start: int, stop: int) -> tuple[list[int], int]:
         """The row groups that hold these samples, and the first sample of the first group."""
-        groups, first, at = [], 0, 0
+        groups: list[int] = []
+        first, at = 0, 0
         for group in range(self._parquet.num_row_groups):
             rows = self._parquet.metadata.row_group(group).num_rows
             if at < stop and at + rows > start:

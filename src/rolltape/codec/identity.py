@@ -65,4 +65,6 @@ def _columns_named(parts: Dismantled, wanted: tuple[str, ...]) -> list[str]:
 
 
 def _hash(data: bytes | np.ndarray) -> str:
-    return hashlib.blake2b(np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data, digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data, digest_size=8
+    ).hexdigest()

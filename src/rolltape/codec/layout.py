@@ -167,9 +167,9 @@ class Planner:
             if not 0 < first.width < column.width or first.bits.dtype != column.bits.dtype:
                 continue
             for second in self._by_width.get(column.width - first.width, ()):
-                if second.bits.dtype == column.bits.dtype and self._same(column, first, 0):
-                    if self._same(column, second, first.memory.pitch):
-                        return Layout("join", parts=(first.name, second.name))
+                alike = second.bits.dtype == column.bits.dtype and self._same(column, first, 0)
+                if alike and self._same(column, second, first.memory.pitch):
+                    return Layout("join", parts=(first.name, second.name))
         return None
 
     def _part(self, column: Rows, sources: list[Rows]) -> Layout | None:

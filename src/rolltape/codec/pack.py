@@ -57,12 +57,14 @@ class Packed:
     def digest(self) -> str:
         """A hash of the content: equal batches have equal digests, whoever packed them."""
         state = hashlib.blake2b(digest_size=16)
-        for part in (self.samples, repr(self.header["tree"]), repr(self.header["columns"])):
-            state.update(repr(part).encode())
+        state.update(repr((self.samples, self.header)).encode())
         for name, column in sorted(self.stored.items()):
             state.update(name.encode())
             for piece in column.source:
-                state.update(piece if isinstance(piece, (bytes, np.ndarray)) else repr(piece).encode())
+                if isinstance(piece, np.ndarray):
+                    state.update(np.ascontiguousarray(piece).data)
+                else:
+                    state.update(piece if isinstance(piece, bytes) else repr(piece).encode())
         return state.hexdigest()
 
 
@@ -87,9 +89,7 @@ def pack(parts: Dismantled) -> Packed:
     return packed
 
 
-def _pack_arrays(
-    arrays: dict[str, ArrayColumn], packed: Packed
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _pack_arrays(arrays: dict[str, ArrayColumn], packed: Packed) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Plan and copy the dense arrays; returns the values and row lengths of those that have any."""
     rows = {n: _rows(n, c) for n, c in arrays.items() if not dtypes.is_raw(c.dtype)}
     layouts = Planner(list(rows.values()), packed.samples).run() if rows else {}
@@ -166,7 +166,9 @@ def _pack_ragged(name: str, column: RaggedColumn, packed: Packed) -> Json:
         flat, step = values.tobytes(), values[:1].nbytes if len(values) else 0
         ends = np.cumsum(column.lengths) * step
         rows = [flat[e - n * step : e] for e, n in zip(ends.tolist(), column.lengths.tolist(), strict=True)]
-        packed.stored[name] = Stored(lambda: binary_array(pa.binary(), rows), len(flat), (flat, column.lengths))
+        packed.stored[name] = Stored(
+            lambda: binary_array(pa.binary(), rows), len(flat), (flat, column.lengths)
+        )
         return entry
     part, count = dtypes.component(column.dtype)
     typed = values.reshape(-1).view(dtypes.storage_dtype(part))

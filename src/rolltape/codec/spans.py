@@ -91,4 +91,4 @@ def _saving(sample: np.ndarray, value: int) -> float:
     """The share of elements in the runs of ``value`` that the sampled rows begin with."""
     other = sample != sample.dtype.type(value)
     runs = np.where(other.any(axis=1), other.argmax(axis=1), sample.shape[1])
-    return float(runs.mean()) / sample.shape[1]
+    return float(runs.mean() / sample.shape[1])

@@ -41,7 +41,9 @@ def _call(key: Key, there: list[Key]) -> str | None:
 
 
 def _shard(key: Key, there: list[Key]) -> str | None:
-    same = [k for k in there if (k.split, k.stage, k.step, k.call) == (key.split, key.stage, key.step, key.call)]
+    same = [
+        k for k in there if (k.split, k.stage, k.step, k.call) == (key.split, key.stage, key.step, key.call)
+    ]
     worlds = sorted({k.world_size for k in same if k.world_size != key.world_size})
     if not worlds:
         return None
@@ -49,10 +51,14 @@ def _shard(key: Key, there: list[Key]) -> str | None:
 
 
 def _elsewhere(key: Key, there: list[Key]) -> str | None:
-    splits = sorted({k.split for k in there if k.step == key.step and k.stage == key.stage and k.split != key.split})
+    splits = sorted(
+        {k.split for k in there if k.step == key.step and k.stage == key.stage and k.split != key.split}
+    )
     if splits:
         return f"split {splits[0]!r} has this step; this run asks for split {key.split!r}"
-    stages = sorted({k.stage for k in there if k.step == key.step and k.split == key.split and k.stage != key.stage})
+    stages = sorted(
+        {k.stage for k in there if k.step == key.step and k.split == key.split and k.stage != key.stage}
+    )
     return f"stage {stages[0]!r} has this step, stage {key.stage!r} does not" if stages else None
 
 

@@ -12,7 +12,15 @@ from rolltape.fingerprint import Part, compare
 from rolltape.policy import Mode, OnMiss
 from rolltape.settings import MatchLevel, Settings
 from rolltape.storage import Storage
-from rolltape.tape.manifest import NAME, Manifest, environment, new_manifest, plain_parts, read_manifest, write_manifest
+from rolltape.tape.manifest import (
+    NAME,
+    Manifest,
+    environment,
+    new_manifest,
+    plain_parts,
+    read_manifest,
+    write_manifest,
+)
 
 log = logging.getLogger("rolltape")
 
@@ -83,7 +91,9 @@ def check_fingerprint(manifest: Manifest, settings: Settings, where: str) -> Non
     now, then = environment(), dict(manifest.environment)
     both = {name: value for name, value in now.items() if name in then}
     level = settings.match.get("environment", MatchLevel.WARN)
-    parts += compare({"environment": {n: then[n] for n in both}}, {"environment": both}, {"environment": level})
+    parts += compare(
+        {"environment": {n: then[n] for n in both}}, {"environment": both}, {"environment": level}
+    )
     report(parts, where)
     unchecked = [name for name in manifest.fingerprint if name not in settings.fingerprint]
     if unchecked:

@@ -134,7 +134,9 @@ class Recorder:
         """Keep the newest ``max_keep`` steps of this stage, and the pinned ones."""
         limit, pinned = self._settings.max_keep or 0, self._settings.pin_steps
         names = self._storage.names(f"{key.split}/{key.stage}/")
-        mine = [k for n in names if (k := Key.parse(n)) and (k.rank, k.world_size) == (key.rank, key.world_size)]
+        mine = [
+            k for n in names if (k := Key.parse(n)) and (k.rank, k.world_size) == (key.rank, key.world_size)
+        ]
         steps = sorted({k.step for k in mine if k.step not in pinned})
         dropped = set(steps[:-limit])
         for old in mine:

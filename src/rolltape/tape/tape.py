@@ -198,7 +198,13 @@ class Tape:
         return (Recording(self._storage, key) for key in recordings(self._storage, split, stage))
 
     def recording(
-        self, step: int, stage: str = "rollout", split: str | None = None, call: int | str = 0, *, inputs: bool = False
+        self,
+        step: int,
+        stage: str = "rollout",
+        split: str | None = None,
+        call: int | str = 0,
+        *,
+        inputs: bool = False,
     ) -> Recording:
         """One recording, to read all or part of; ``inputs`` for the inputs of that call."""
         self._usable()
@@ -273,7 +279,9 @@ class Tape:
         key = self._key(stage.name, scope.step, scope.split, scope.next_call(stage.name))
         decision = self._decide(key)
         with self._lock:
-            self._summary.missing += decision.action is Action.SUBSTITUTE or decision.error is StepMissingError
+            self._summary.missing += (
+                decision.action is Action.SUBSTITUTE or decision.error is StepMissingError
+            )
         if decision.error is StepMissingError:
             raise explain_missing(self._storage, key, decision)
         if decision.error is not None:

@@ -26,7 +26,9 @@ class Job:
 class Writer:
     """Runs jobs in the order they were given: at once, or on a background thread."""
 
-    def __init__(self, *, background: bool, max_pending_bytes: int, fail: Callable[[str, Exception], None]) -> None:
+    def __init__(
+        self, *, background: bool, max_pending_bytes: int, fail: Callable[[str, Exception], None]
+    ) -> None:
         self._background = background
         self._limit = max_pending_bytes
         self._fail = fail

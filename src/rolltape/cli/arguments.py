@@ -1,0 +1,89 @@
+"""The arguments and options that commands share: how each is read, and how the shell completes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from rolltape.errors import RolltapeError
+from rolltape.key import check_name
+from rolltape.steps import ALL_STEPS, StepSelector, as_step
+
+
+class TapePath(click.ParamType):
+    """A directory. Whether there is a tape in it is for the command to say."""
+
+    name = "directory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if not text or "\0" in text:
+            self.fail(f"{text!r} is not a path", param, ctx)
+        return text
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="dir")]
+
+
+class Step(click.ParamType):
+    """One step; the shell is offered those on the tape."""
+
+    name = "step"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return as_step(int(value) if isinstance(value, str) and value.isdecimal() else value)
+        except (RolltapeError, ValueError):
+            return self.fail(f"{value!r} is not a step, a whole number from 0 to 2**63-1", param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from rolltape.cli.tapes import open_tape, shelves
+
+        try:
+            storage = open_tape(ctx.params["tape"]).storage
+            found = shelves(storage, ctx.params.get("split"), ctx.params.get("stage"))
+            steps = sorted({step for shelf in found for step in shelf.steps})
+        except (KeyError, TypeError, OSError, RolltapeError):
+            return []
+        return [CompletionItem(str(step)) for step in steps if str(step).startswith(incomplete)]
+
+
+class Steps(click.ParamType):
+    """A set of numbers, as in ``0-9,20``."""
+
+    name = "steps"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> StepSelector:
+        try:
+            return StepSelector.parse(value)
+        except RolltapeError as error:
+            return self.fail(f"{error.what}; {error.hint}", param, ctx)
+
+
+class Name(click.ParamType):
+    """The name of a split or a stage."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return check_name((param.name if param else None) or "stage", value)
+        except RolltapeError as error:
+            return self.fail(error.what, param, ctx)
+
+
+tape_argument = click.argument("tape", type=TapePath())
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and no table.")
+split_filter = click.option("--split", type=Name(), help="Only this split (train, val, …).")
+stage_filter = click.option("--stage", type=Name(), help="Only this stage (rollout, reward, …).")
+steps_filter = click.option(
+    "--steps", type=Steps(), default=ALL_STEPS, show_default=False, help='Only these steps, as in "0-9,20,50-".'
+)

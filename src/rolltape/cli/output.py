@@ -1,0 +1,115 @@
+"""What a command says: data on stdout, messages on stderr, one exit code.
+
+Strings are never read as rich markup here; whatever comes from a tape goes through ``visible`` first.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import json
+import math
+import os
+import sys
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rolltape.cli.visible import shown
+
+PIPED_WIDTH = 10_000
+"""Columns where there is no terminal: nothing is wrapped or cut for whoever reads the pipe."""
+
+
+class Exit(enum.IntEnum):
+    """What the exit code of every command means."""
+
+    CLEAN = 0
+    FINDINGS = 1
+    ERROR = 2
+    """Wrong usage, or something failed."""
+    NOTHING = 3
+    """Nothing there that could be shown or checked."""
+
+
+class Screen(Console):
+    """A rich console that leaves a closed pipe to ``app``."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        stream = sys.stderr if stderr else sys.stdout
+        wide = not stream.isatty() and "COLUMNS" not in os.environ
+        super().__init__(
+            file=stream,
+            width=PIPED_WIDTH if wide else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def complain(message: str) -> None:
+    """A message on stderr, as long as it is."""
+    Screen(stderr=True).print(shown(message, lines=True), soft_wrap=True)
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout. Floats that JSON lacks are the texts ``nan``, ``inf`` and ``-inf``."""
+    print(json.dumps(_plain(document), indent=2, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def new_table(*columns: str, right: tuple[str, ...] = (), fold: tuple[str, ...] = ()) -> Table:
+    """An empty table. ``right`` are columns of numbers; ``fold`` may be broken over lines, others never."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for name in columns:
+        justify = "right" if name in right else "left"
+        overflow = "fold" if name in fold else "ellipsis"
+        table.add_column(Text(name), justify=justify, overflow=overflow, no_wrap=name not in fold)  # type: ignore[arg-type]
+    return table
+
+
+def count(number: int | None) -> str:
+    """A number for people; an en dash where there is none.
+
+    >>> count(1234567), count(None)
+    ('1,234,567', '–')
+    """
+    return "–" if number is None else f"{number:,}"
+
+
+def seconds(number: float | None) -> str:
+    """A duration for people.
+
+    >>> seconds(0.0123), seconds(2.5), seconds(754.2), seconds(None)
+    ('12 ms', '2.5 s', '12 min 34 s', '–')
+    """
+    if number is None:
+        return "–"
+    if number < 1:
+        return f"{number * 1000:.0f} ms" if number >= 0.01 else f"{number * 1000:.1f} ms"
+    return f"{number:.1f} s" if number < 100 else f"{int(number) // 60} min {int(number) % 60} s"
+
+
+def moment(text: str | None) -> str:
+    """A recorded point in time, in the time zone of whoever looks."""
+    if not text:
+        return "–"
+    try:
+        return dt.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M")
+    except ValueError:
+        return text
