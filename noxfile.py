@@ -17,7 +17,7 @@ MAIN_PYTHON = "3.11"
 """Torch for the CPU is at hand for this one, so `core` runs here."""
 
 nox.options.default_venv_backend = "none"
-nox.options.sessions = ["lint", "core", "light-3.10", "light-3.13"]
+nox.options.sessions = ["lint", "core", "light-3.10", "light-3.13", "verl"]
 
 
 @nox.session
@@ -46,6 +46,12 @@ def light_310(session: nox.Session) -> None:
 def light_313(session: nox.Session) -> None:
     """The torch-free tests, on the newest Python and the newest dependencies."""
     light(session, "3.13")
+
+
+@nox.session
+def verl(session: nox.Session) -> None:
+    """verl's own classes, TransferQueue and Ray, and verl's real trainer, on CPU."""
+    run_tests(session, "verl", envs.find_python_or_own(MAIN_PYTHON), "tests/verl")
 
 
 @nox.session

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from rolltape import settings as settings_module
+from rolltape.config_file import load_file
 from rolltape.errors import ConfigError, MissingDependencyError
 from rolltape.policy import Mode, OnMiss, Overwrite, Policy
-from rolltape.settings import MatchLevel, OnError, Settings, load_file, parse_size, resolve
+from rolltape.settings import MatchLevel, OnError, Settings, parse_size, resolve
 from rolltape.steps import ALL_STEPS, NO_STEPS, StepSelector
 
 GIVEN: dict[str, tuple[Any, str, Any]] = {

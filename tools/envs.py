@@ -31,6 +31,7 @@ STACKS = {
     "lint": ("lint",),
     "light": ("light",),
     "core": ("torch", "core"),
+    "verl": ("torch", "verl"),
 }
 """Stack -> its files in requirements/, in install order. Each also constrains the installs of the others."""
 

@@ -9,7 +9,7 @@
     ├── TapeNotFoundError      (FileNotFoundError)   there is no tape where one was asked for
     ├── NotATapeError          (NotADirectoryError)  something is there, but it is not a tape
     ├── StepMissingError       (FileNotFoundError)   the step is not on the tape and ``on_miss`` is ``error``
-    ├── StepExistsError        (FileExistsError)     the step is on the tape and nobody asked to keep or rewrite it
+    ├── StepExistsError        (FileExistsError)     the step is on the tape, to be neither kept nor rewritten
     ├── StorageError           (OSError)             reading or writing the tape's files failed
     │   ├── TapeReadOnlyError  (PermissionError)     the tape cannot be written
     │   └── DiskFullError                            no space left; says how much was needed
@@ -17,7 +17,7 @@
     ├── FormatVersionError     (ValueError)          the tape was written by a newer Rolltape
     ├── BatchError             (ValueError)          columns that do not form a batch
     ├── UnsupportedValueError  (TypeError)           a value no adapter can store; names the field
-    ├── UnknownAdapterError    (LookupError)         the file names an adapter or class that is not registered here
+    ├── UnknownAdapterError    (LookupError)         the file names an adapter or class not registered here
     ├── ExpectationError       (TypeError)           a column has another dtype than the stage expects
     ├── MismatchError          (ValueError)          fingerprint parts differ between recording and replay
     ├── RecordError            (RuntimeError)        a recording failed in the background

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from rolltape.settings import MatchLevel
 
 _LONGEST = 160
+_MOST_PLACES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +22,15 @@ class Part:
     """How one part of the fingerprint compares."""
 
     name: str
+    """What the user calls it."""
     same: bool
+    """Whether it was recorded and is equal."""
     level: MatchLevel
     """What a difference does."""
     recorded: str
-    """For people: the recorded value, shortened."""
+    """For people: where it differs, as recorded."""
     given: str
+    """The same in this run."""
 
     def __str__(self) -> str:
         if self.same:
@@ -36,18 +41,49 @@ class Part:
 def compare(
     recorded: Mapping[str, Any], given: Mapping[str, Any], match: Mapping[str, MatchLevel]
 ) -> list[Part]:
-    """Compare every part that this run gives. A part that was not recorded is never the same."""
+    """Compare every part that this run gives. A part that was not recorded is never the same.
+
+    >>> [part] = compare({"model": "a"}, {"model": "b"}, {})
+    >>> str(part)
+    'model: recorded "a", now "b"'
+    """
     return [_part(name, recorded, given[name], match) for name in given]
 
 
 def differences(recorded: Any, given: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
-    """The places where two JSON values differ: (where, recorded, given)."""
+    """The places where two JSON values differ: (where, recorded, given).
+
+    >>> list(differences({"n": 8, "top_k": [1, 2]}, {"n": 8.0, "top_k": [1, 3]}))
+    [('n', '8', '8.0'), ('top_k[1]', '2', '3')]
+    """
     if isinstance(recorded, dict) and isinstance(given, dict):
         for key in [*recorded, *(key for key in given if key not in recorded)]:
             inner = f"{path}.{key}" if path else key
             yield from differences(recorded.get(key, _ABSENT), given.get(key, _ABSENT), inner)
+    elif isinstance(recorded, list) and isinstance(given, list) and len(recorded) == len(given):
+        for at, (old, new) in enumerate(zip(recorded, given, strict=True)):
+            yield from differences(old, new, f"{path}[{at}]")
     elif type(recorded) is not type(given) or recorded != given:
-        yield path, _short(recorded), _short(given)
+        yield path, *shortened(_text(recorded), _text(given))
+
+
+def shortened(recorded: str, given: str) -> tuple[str, str]:
+    """Two texts that differ, cut so that the difference is seen.
+
+    >>> shortened("a" * 300 + "b", "a" * 300 + "c")[0]
+    '…aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab'
+    """
+    start = 0
+    if max(len(recorded), len(given)) > _LONGEST:
+        pairs = enumerate(zip(recorded, given, strict=False))
+        same = next((at for at, (a, b) in pairs if a != b), min(len(recorded), len(given)))
+        start = max(same - 40, 0)
+    return _cut(recorded, start), _cut(given, start)
+
+
+def _cut(text: str, start: int) -> str:
+    end = "…" if len(text) - start > _LONGEST else ""
+    return ("…" if start else "") + text[start : start + _LONGEST] + end
 
 
 class _Absent:
@@ -60,18 +96,17 @@ _ABSENT = _Absent()
 
 def _part(name: str, recorded: Mapping[str, Any], given: Any, match: Mapping[str, MatchLevel]) -> Part:
     level = match.get(name, MatchLevel.ERROR)
-    old = recorded.get(name, _ABSENT)
-    places = list(differences(old, given))
+    if name not in recorded:
+        return Part(name, False, level, "(not recorded)", shortened("", _text(given))[1])
+    places = list(islice(differences(recorded[name], given), _MOST_PLACES + 1))
     if not places:
         return Part(name, True, level, "", "")
-    shown = [(f"{where}=" if where else "") for where, _, _ in places]
-    before = ", ".join(prefix + a for prefix, (_, a, _) in zip(shown, places, strict=True))
-    after = ", ".join(prefix + b for prefix, (_, _, b) in zip(shown, places, strict=True))
-    return Part(name, False, level, before, after)
+    more = ", …" if len(places) > _MOST_PLACES else ""
+    places = places[:_MOST_PLACES]
+    before = ", ".join((f"{where}=" if where else "") + old for where, old, _ in places)
+    after = ", ".join((f"{where}=" if where else "") + new for where, _, new in places)
+    return Part(name, False, level, before + more, after + more)
 
 
-def _short(value: Any) -> str:
-    if value is _ABSENT:
-        return repr(value)
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+def _text(value: Any) -> str:
+    return repr(value) if value is _ABSENT else json.dumps(value, ensure_ascii=False)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -151,6 +151,9 @@ class Decision:
     hint: str | None = None
     """How to avoid the error."""
 
+    missed: bool = False
+    """Whether the step was looked for on the tape and is not there, so that ``on_miss`` applied."""
+
     @property
     def calls_live(self) -> bool:
         """Whether the live function runs."""
@@ -170,7 +173,8 @@ class Decision:
 def decide(step: int, recorded: Collection[int], policy: Policy) -> Decision:
     """Decide what happens at ``step``, given the steps that are ``recorded``.
 
-    ``recorded`` is asked once whether it holds the step; it is listed only to pick a substitute.
+    ``recorded`` is asked once whether it holds the step, and looked into further only to pick a substitute;
+    a sequence, which has to be in ascending order, costs a few looks then, however long it is.
 
     >>> policy = Policy(Mode.AUTO, steps=StepSelector.parse("1-3"), beyond=OnMiss.CYCLE)
     >>> [str(decide(step, {1, 2}, policy).action) for step in (1, 2, 3, 4)]
@@ -192,7 +196,7 @@ def decide(step: int, recorded: Collection[int], policy: Policy) -> Decision:
         return Decision(Action.REPLAY, step, f"step {step} is on the tape", source=step)
     by_default = OnMiss.ERROR if policy.mode is Mode.REPLAY else OnMiss.RECORD
     why = f"step {step} is not on the tape"
-    return _without_recording(step, recorded, policy, policy.on_miss or by_default, why)
+    return replace(_without_recording(step, recorded, policy, policy.on_miss or by_default, why), missed=True)
 
 
 def _save(step: int, recorded: Collection[int], policy: Policy, why: str) -> Decision:
@@ -235,31 +239,61 @@ def _without_recording(
 
 
 def _substitute(step: int, recorded: Collection[int], policy: Policy, word: OnMiss, why: str) -> Decision:
-    on_tape = sorted(recorded)
-    # Where the tape acts comes first: in verl's `repeat`, a step recorded past the end is not in the round.
-    pool = [known for known in on_tape if known in policy.steps] or on_tape
-    if not pool:
+    on_tape = recorded if isinstance(recorded, Sequence) else sorted(recorded)
+    pool = _pool(on_tape, policy.steps)
+    if not pool.size:
         return Decision(Action.RECORD, step, f"{why}, and the tape is empty, so it runs live and is saved")
-    if step in pool:
+    if pool.holds(step):
         return Decision(
             Action.REPLAY, step, f"{why}, but only such steps are on the tape, this one too", source=step
         )
-    source = _pick(step, pool, word)
+    source = pool.pick(step, word)
     return Decision(
         Action.SUBSTITUTE, step, f"{why}, so `{word}` plays recorded step {source}", source=source
     )
 
 
-def _pick(step: int, pool: Sequence[int], word: OnMiss) -> int:
-    """The recorded step to play for a missing one; ``pool`` is sorted and not empty."""
-    if word is OnMiss.LAST:
-        return pool[-1]
-    if word is OnMiss.CYCLE:
-        # Counted from the first recorded step, so that 1..n are followed by 1 again. It depends on the step
-        # and the tape alone, not on how often it was asked: a resumed run gets the same answers.
-        return pool[(step - pool[0]) % len(pool)]
-    below = bisect_left(pool, step)
-    return pool[max(below - 1, 0)]
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """The recorded steps that may be played for others: a part of a sorted sequence, not copied."""
+
+    steps: Sequence[int]
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def holds(self, step: int) -> bool:
+        at = bisect_left(self.steps, step, self.start, self.stop)
+        return at < self.stop and self.steps[at] == step
+
+    def pick(self, step: int, word: OnMiss) -> int:
+        """The step to play for one that is not in the pool, which is not empty."""
+        if word is OnMiss.LAST:
+            return self.steps[self.stop - 1]
+        if word is OnMiss.CYCLE:
+            # Counted from the first recorded step, so that 1..n are followed by 1 again. It depends on the
+            # step and the tape alone, not on how often it was asked: a resumed run gets the same answers.
+            return self.steps[self.start + (step - self.steps[self.start]) % self.size]
+        return self.steps[max(bisect_left(self.steps, step, self.start, self.stop) - 1, self.start)]
+
+
+def _pool(on_tape: Sequence[int], steps: StepSelector) -> _Pool:
+    """The recorded steps inside ``steps``; all of them where none is.
+
+    Where the tape acts comes first: in verl's `repeat`, a step recorded past the end is not in the round.
+    """
+    cuts = [(bisect_left(on_tape, run.start), bisect_left(on_tape, run.stop)) for run in steps.runs]
+    cuts = [(start, stop) for start, stop in cuts if start < stop]
+    if len(cuts) == 1 and not steps.strided:
+        return _Pool(on_tape, *cuts[0])
+    if steps.strided:
+        inside = [step for step in on_tape if step in steps]
+    else:
+        inside = [step for start, stop in cuts for step in on_tape[start:stop]]
+    return _Pool(inside, 0, len(inside)) if inside else _Pool(on_tape, 0, len(on_tape))
 
 
 def _abridged(steps: StepSelector) -> str:

@@ -1,32 +1,27 @@
 """The options of a tape, and where each may come from: argument > environment > file > default.
 
-``resolve`` is pure. ``load_file`` is the one function here that reads a file. Nothing here opens a tape.
+Pure: reads no file (``config_file`` does) and opens no tape.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from rolltape.errors import ConfigError, MissingDependencyError, RolltapeError
+from rolltape.errors import ConfigError, RolltapeError
 from rolltape.key import check_name
 from rolltape.policy import Mode, OnMiss, Overwrite, Policy, Word
 from rolltape.steps import ALL_STEPS, NO_STEPS, StepSelector, as_step
 
-__all__ = ["MatchLevel", "OnError", "Settings", "load_file", "parse_size", "resolve"]
+__all__ = ["MatchLevel", "OnError", "Settings", "parse_size", "resolve"]
 
 _PREFIX = "ROLLTAPE_"
-_SECTION = "rolltape"
 
 # What was given: by option, where it comes from and what was written there.
 _Given: TypeAlias = dict[str, tuple[str, Any]]
@@ -149,7 +144,8 @@ def resolve(
     """Make settings of what was given: argument > environment > file > default, option by option.
 
     An argument or config key that is ``None`` and a variable that is empty count as not given. A mapping
-    replaces, and is not merged with, the one of a weaker source. ``file`` is what ``load_file`` returns.
+    replaces, and is not merged with, the one of a weaker source. ``file`` is what
+    ``config_file.load_file`` returns.
 
     >>> settings = resolve({"mode": "replay"}, {"ROLLTAPE_STEPS": "0-9"}, {"dir": "runs/a", "mode": "record"})
     >>> str(settings.mode), str(settings.steps), settings.dir
@@ -279,73 +275,3 @@ _READ: dict[str, Callable[[object], Any]] = {
     "max_pending_bytes": parse_size,
 }
 """How each option is read from what a person wrote."""
-
-
-def load_file(source: object) -> Mapping[str, Any]:
-    """The options in a mapping, a dataclass, an OmegaConf config, or the YAML or JSON file of that path.
-
-    A config with a ``rolltape`` section gives that section; any other is taken for the section itself.
-
-    >>> load_file({"trainer": {"epochs": 3}, "rolltape": {"mode": "replay"}})
-    {'mode': 'replay'}
-    """
-    where = None
-    if isinstance(source, (str, os.PathLike)):
-        path = Path(os.fsdecode(source)).expanduser()
-        source, where = _read_path(path), path
-    config = _plain(source, where)
-    return _plain(config[_SECTION], where) if _SECTION in config else config
-
-
-def _plain(config: object, where: Path | None) -> Mapping[str, Any]:
-    """One level of a config as a mapping; ``None``, an empty YAML section, has no options."""
-    if config is None:
-        return {}
-    # Whoever has an OmegaConf config has imported omegaconf; nobody else should pay for it.
-    omegaconf: Any = sys.modules.get("omegaconf")
-    if omegaconf is not None and omegaconf.OmegaConf.is_config(config):
-        return _from_omegaconf(config, omegaconf)
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
-    if isinstance(config, Mapping):
-        return dict(config)
-    raise ConfigError(
-        f"a config has named options, but this is {type(config).__name__}",
-        where=where,
-        hint="write `rolltape: {mode: replay, dir: runs/baseline}`",
-    )
-
-
-def _from_omegaconf(config: Any, omegaconf: Any) -> Mapping[str, Any]:
-    # Only the section is resolved: the rest of a trainer's config may have interpolations that fail here.
-    try:
-        if omegaconf.OmegaConf.is_dict(config) and _SECTION in config:
-            config = config[_SECTION]
-        plain = omegaconf.OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except omegaconf.errors.OmegaConfBaseException as error:
-        raise ConfigError(f"the config cannot be resolved: {error}") from error
-    return _plain(plain, None)
-
-
-def _read_path(path: Path) -> object:
-    suffix = path.suffix.lower()
-    if suffix not in (".json", ".yaml", ".yml"):
-        raise ConfigError("a config file is YAML or JSON", where=path, hint="name it .yaml, .yml or .json")
-    try:
-        text = path.read_text(encoding="utf-8")
-        return json.loads(text) if suffix == ".json" else _read_yaml(text, path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the config file cannot be read: {error}", where=path) from error
-
-
-def _read_yaml(text: str, path: Path) -> object:
-    try:
-        yaml = importlib.import_module("yaml")
-    except ImportError as error:
-        raise MissingDependencyError(
-            "reading a YAML config needs PyYAML", where=path, hint='pip install "rolltape[yaml]"'
-        ) from error
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error

@@ -110,7 +110,7 @@ class Witness:
         step, found = result.key.step, given["given"]["pass"]
         expected = {"given": recorder.prompts(self._seed, step, found), "step": step}
         assert digest(given) == digest(expected)
-        # Two files cannot be replaced at once. Inputs go first, so those of the next pass may be there already;
+        # Two files cannot be replaced at once. Inputs go first, so those of the next pass may be there;
         # the digest in the result tells.
         belong = inputs.about["inputs"] == result.about["inputs"]
         assert belong == (found == number)

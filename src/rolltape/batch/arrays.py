@@ -5,14 +5,18 @@ torch is imported only when a tensor shows up, or when a tape holds one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rolltape.batch import dtypes
-from rolltape.batch.plain import Json, Path, is_tensor, unsupported
+from rolltape.batch.plain import Path, is_tensor, unsupported
+from rolltape.batch.scalars import Json
 from rolltape.errors import MissingDependencyError, UnsupportedValueError
+
+_TWINS = ("q", "Q")
+"""``long long`` has the bits of ``long`` and is another type: its scalars are not ``np.int64``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ def rebuild(data: np.ndarray, dtype: str, wrap: dict[str, Json]) -> Any:
         inverse = np.argsort(order)
         data = np.ascontiguousarray(data.transpose(order)).transpose(inverse)
     if wrap["lib"] == "numpy":
-        return data
+        return data.view(wrap["char"]) if wrap.get("char") in _TWINS else data
     if wrap["lib"] == "bytes":
         return data.tobytes()
     return _tensor(data, dtype, wrap)
@@ -66,7 +70,10 @@ def _numpy_bits(value: np.ndarray, path: Path) -> Bits:
         dtype = dtypes.numpy_name(value.dtype)
     except UnsupportedValueError as error:
         raise unsupported(value, path, error.what) from None
-    return Bits(value, dtype, {"lib": "numpy"} | _order(value))
+    wrap: dict[str, Json] = {"lib": "numpy"} | _order(value)
+    if value.dtype.char in _TWINS and np.dtype(value.dtype.str).char != value.dtype.char:
+        wrap["char"] = value.dtype.char
+    return _honest(Bits(value, dtype, wrap))
 
 
 def _tensor_bits(value: Any, path: Path) -> Bits:
@@ -80,6 +87,8 @@ def _tensor_bits(value: Any, path: Path) -> Bits:
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in dtypes.NATIVE and dtype not in dtypes.HELD_AS:
         raise unsupported(value, path, f"dtype {value.dtype} is not known")
+    if value.has_names():
+        raise unsupported(value, path, "the names of its dimensions would be lost; pass value.rename(None)")
     wrap: dict[str, Json] = {"lib": "torch"}
     if type(value) is torch.nn.Parameter:
         wrap["parameter"] = True
@@ -89,7 +98,14 @@ def _tensor_bits(value: Any, path: Path) -> Bits:
     if dtype in dtypes.HELD_AS:
         plain = plain.view(getattr(torch, dtypes.HELD_AS[dtype]))
     data = plain.numpy()
-    return Bits(data, dtype, wrap | _order(data))
+    return _honest(Bits(data, dtype, wrap | _order(data)))
+
+
+def _honest(bits: Bits) -> Bits:
+    """Bytes other than 0 and 1 that pass for booleans (a mask viewed as bool) have to be kept as bytes."""
+    if bits.dtype == "bool" and bits.data.size and bits.data.view(np.uint8).max() > 1:
+        return replace(bits, dtype=dtypes.raw_name(bits.data.dtype))
+    return bits
 
 
 def _tensor(data: np.ndarray, dtype: str, wrap: dict[str, Json]) -> Any:

@@ -55,7 +55,7 @@ def _check(columns: dict[str, Any]) -> None:
         if getattr(column, "ndim", 1) == 0 or not (hasattr(column, "shape") or isinstance(column, list)):
             raise BatchError(
                 f"column {name!r} has no first axis: it is a {type(column).__name__}",
-                hint="a column is an array, a tensor or a list with one entry per sample; use meta= for the rest",
+                hint="a column is an array, a tensor or a list, one entry per sample; use meta= for the rest",
             )
         sizes[name] = _size(column)
     if len(set(sizes.values())) > 1:
@@ -67,9 +67,14 @@ def _check(columns: dict[str, Any]) -> None:
         )
 
 
+def _to_parts(batch: Batch) -> dict[str, Any]:
+    _check(batch.columns)  # they may have been changed since, and a tape is no place to find out
+    return {"columns": batch.columns, "meta": batch.meta}
+
+
 register_adapter(
     Batch,
     name="batch",
-    to_parts=lambda batch: {"columns": batch.columns, "meta": batch.meta},
+    to_parts=_to_parts,
     from_parts=lambda parts: Batch(parts["columns"], parts["meta"]),
 )

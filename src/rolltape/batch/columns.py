@@ -42,6 +42,8 @@ class ObjectColumn:
     """One plain Python value per sample."""
 
     values: list[Any]
+    path: tuple[str, ...] = ()
+    """Where the values stood in the stage's result, for messages."""
 
     @property
     def samples(self) -> int:

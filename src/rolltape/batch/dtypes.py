@@ -6,9 +6,11 @@ unsigned integers of the same width, so that no conversion can ever change a bit
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
-from rolltape.errors import UnsupportedValueError
+from rolltape.errors import CorruptFileError, UnsupportedValueError
 
 NATIVE = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
@@ -40,32 +42,51 @@ def numpy_name(dtype: np.dtype) -> str:
     ('float32', 'numpy:>i4')
     """
     if dtype.name in NATIVE and dtype.isnative:
-        return dtype.name
-    if dtype.hasobject or (dtype.kind == "V" and dtype.type is not np.void):
-        raise UnsupportedValueError(f"arrays of dtype {dtype!r} cannot be stored")
+        return str(dtype.name)
+    if dtype.hasobject or not dtype.itemsize:
+        raise UnsupportedValueError(f"arrays of dtype {dtype!r} have no bits to store")
+    return _RAW + spec(dtype)
+
+
+def spec(dtype: np.dtype) -> str:
+    """A word that :func:`from_spec` makes the very same dtype of; raises where numpy has none."""
     if dtype.names is not None:
         raise UnsupportedValueError(
             f"structured arrays cannot be stored (dtype {dtype!r})",
             hint="return one array per field instead, for example a dict of arrays",
         )
-    return _RAW + dtype.str
+    # `long` and `long long` are two types of the same bits; neither dtype.str nor == tells them apart.
+    for word in (dtype.str, dtype.char):
+        with suppress(TypeError):
+            if (same := np.dtype(word)) == dtype and same.char == dtype.char:
+                return word
+    raise UnsupportedValueError(f"numpy has no name for the dtype {dtype!r}")
+
+
+def from_spec(word: str) -> np.dtype:
+    """The inverse of :func:`spec`."""
+    try:
+        return np.dtype(word)
+    except TypeError:
+        raise CorruptFileError(f"numpy has no dtype {word!r}") from None
+
+
+def raw_name(dtype: np.dtype) -> str:
+    """The name under which every bit of every byte is kept, also where the values use only some."""
+    return _RAW + spec(dtype)
 
 
 def storage_dtype(name: str) -> np.dtype:
     """The numpy dtype that holds the bits of the logical dtype ``name``."""
-    if name.startswith(_RAW):
-        return np.dtype(name[len(_RAW) :])
-    return np.dtype(HELD_AS.get(name, name))
+    dtype = from_spec(name[len(_RAW) :] if name.startswith(_RAW) else HELD_AS.get(name, name))
+    if dtype.hasobject:
+        raise CorruptFileError(f"arrays of dtype {name} cannot be on a tape")
+    return dtype
 
 
 def is_raw(name: str) -> bool:
     """Whether the dtype has no Parquet type of its own and is kept as bytes (dates, big-endian, text)."""
     return name.startswith(_RAW)
-
-
-def is_float(name: str) -> bool:
-    """Whether values of this dtype can be NaN."""
-    return "float" in name or name.startswith("complex")
 
 
 def component(name: str) -> tuple[str, int]:

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from rolltape.batch import arrays
+from rolltape.batch import arrays, registry
+from rolltape.batch.classes import attributes, is_name
 from rolltape.batch.columns import Column, ObjectColumn, RaggedColumn
 from rolltape.batch.nested import is_nested
-from rolltape.batch.plain import Json, Path, attributes, is_array, unsupported
+from rolltape.batch.plain import Path, is_array
+from rolltape.batch.scalars import Json
 from rolltape.errors import CorruptFileError
 
 _NUMBERS = {int: ("ints", "int64"), float: ("floats", "float64")}
@@ -20,34 +22,34 @@ _NUMBERS = {int: ("ints", "int64"), float: ("floats", "float64")}
 def flatten_groups(value: list[Any]) -> tuple[list[Any], list[int] | None]:
     """A list of lists of samples (one list per prompt) as one list and the sizes of the groups.
 
-    Only samples are flattened: dataclass instances, or dicts that hold arrays. A list of chats stays as it is.
+    Only samples are flattened: dataclass instances, or dicts that hold arrays. Chats stay as they are.
     """
-    if not value or not all(type(group) is list for group in value):
+    if not all(type(group) is list for group in value):
+        return value, None
+    first = next(chain.from_iterable(value), None)
+    if not _is_sample(first):
         return value, None
     flat = list(chain.from_iterable(value))
-    if not flat or not all(_is_sample(item) for item in flat) or not is_records(flat):
+    if not all(map(_is_sample, flat)) or record_fields(flat) is None:
         return value, None
     return flat, [len(group) for group in value]
 
 
-def is_records(values: list[Any]) -> bool:
-    """Whether all elements have the same fields, so that each field can be a column."""
-    first = values[0]
-    kind = type(first)
+def record_fields(values: list[Any]) -> dict[str, list[Any]] | None:
+    """Records turned by 90 degrees, one list per field; None if not all elements have the same fields."""
+    kind = type(values[0])
     if kind is dict:
-        keys = list(first)
-        named = keys and all(type(key) is str and key for key in keys)
-        return bool(named) and all(type(v) is dict and list(v) == keys for v in values)
-    if not dataclasses.is_dataclass(kind) or isinstance(first, type) or arrays.is_tensor(first):
-        return False
-    names = list(attributes(first))
-    return bool(names) and all(type(v) is kind and list(attributes(v)) == names for v in values)
-
-
-def record_fields(values: list[Any]) -> dict[str, list[Any]]:
-    """Records turned by 90 degrees: one list per field."""
-    rows = values if type(values[0]) is dict else [attributes(value) for value in values]
-    return {name: [row[name] for row in rows] for name in rows[0]}
+        rows = values
+    elif _is_dataclass(kind) and all(type(value) is kind for value in values):
+        rows = [attributes(value) for value in values]
+    else:
+        return None
+    names = list(rows[0])
+    if not names or "" in names or not all(map(is_name, names)):
+        return None
+    if not all(type(row) is dict and list(row) == names for row in rows):
+        return None
+    return {name: [row[name] for row in rows] for name in names}
 
 
 def list_column(values: list[Any], path: Path) -> tuple[Column, Json]:
@@ -60,7 +62,7 @@ def list_column(values: list[Any], path: Path) -> tuple[Column, Json]:
         numbers = _number_rows(values)
         if numbers is not None:
             return numbers
-    return ObjectColumn(values), "values"
+    return ObjectColumn(values, path), "values"
 
 
 def list_of(column: Column, items: Json) -> list[Any]:
@@ -80,7 +82,11 @@ def list_of(column: Column, items: Json) -> list[Any]:
 def _is_sample(value: Any) -> bool:
     if type(value) is dict:
         return any(is_array(item) for item in value.values())
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return _is_dataclass(type(value))
+
+
+def _is_dataclass(kind: type) -> bool:
+    return dataclasses.is_dataclass(kind) and registry.is_plain_class(kind) and not registry.is_adapted(kind)
 
 
 def _array_rows(values: list[Any], path: Path) -> tuple[Column, Json] | None:
@@ -92,13 +98,14 @@ def _array_rows(values: list[Any], path: Path) -> tuple[Column, Json] | None:
     if first.dtype == object or any(v.shape[1:] != first.shape[1:] for v in values) or 0 in first.shape[1:]:
         return None
     rows = [arrays.bits_of(value, (*path, str(i))) for i, value in enumerate(values)]
-    if any(row.wrap != rows[0].wrap for row in rows) or "order" in rows[0].wrap:
+    kind = rows[0]
+    if any((row.dtype, row.wrap) != (kind.dtype, kind.wrap) for row in rows) or "order" in kind.wrap:
         return None
     data = np.concatenate([row.data for row in rows])
-    if data.dtype != rows[0].data.dtype:
-        raise unsupported(first, path, "its dtype does not survive concatenation")
+    if data.dtype.str != kind.data.dtype.str:  # big-endian arrays become little-endian ones
+        return None
     lengths = np.array([len(row.data) for row in rows], np.int64)
-    return RaggedColumn(data, lengths, rows[0].dtype), rows[0].wrap
+    return RaggedColumn(data, lengths, kind.dtype), kind.wrap
 
 
 def _number_rows(values: list[list[Any]]) -> tuple[Column, Json] | None:

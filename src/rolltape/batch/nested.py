@@ -8,7 +8,8 @@ import numpy as np
 
 from rolltape.batch import arrays
 from rolltape.batch.columns import RaggedColumn
-from rolltape.batch.plain import Json, Path
+from rolltape.batch.plain import Path
+from rolltape.batch.scalars import Json
 
 
 def is_nested(value: Any) -> bool:

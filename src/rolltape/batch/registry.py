@@ -9,9 +9,11 @@ import dataclasses
 import enum
 import importlib
 import inspect
+import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from rolltape.errors import StageError, UnknownAdapterError
@@ -41,6 +43,7 @@ _LAZY_NAMES = {"tensordict": "tensordicts", "pil": "images"}
 _by_name: dict[str, Adapter] = {}
 _by_type: dict[str, Adapter] = {}
 _classes: dict[str, type] = {}
+_class_names: dict[type, str] = {}  # only those that go by a name of their own
 
 
 def type_name(cls: type) -> str:
@@ -58,7 +61,8 @@ def register_adapter(
     """Teach Rolltape a type. Returns ``cls``, so that it also serves as a class decorator.
 
     Dataclasses, named tuples and enums need no functions: registering them makes them known to
-    replay in a process where the class has not been seen yet.
+    replay in a process where the class has not been seen yet. ``name`` is what the tape calls the type;
+    a class that moved is found again by the name it was recorded under.
 
     >>> class Money:
     ...     def __init__(self, cents): self.cents = cents
@@ -74,12 +78,21 @@ def register_adapter(
         _by_type[full] = adapter
     elif isinstance(cls, type) and is_plain_class(cls):
         register_class(cls)
+        if name is not None:
+            _classes[name] = cls
+            _class_names[cls] = name
     else:
         raise StageError(
-            f"{full} is neither a dataclass, a named tuple nor an enum",
+            f"{full} is neither a dataclass, a named tuple nor an enum that stands on its own",
             hint="pass to_parts= and from_parts=",
         )
     return cls
+
+
+def is_adapted(cls: type) -> bool:
+    """Whether there is an adapter for this very type."""
+    full = type_name(cls)
+    return full in _by_type or full in _LAZY_TYPES
 
 
 def adapter_for(value: Any) -> Adapter | None:
@@ -112,13 +125,32 @@ def adapter_named(name: str) -> Adapter:
         ) from None
 
 
+@lru_cache(maxsize=4096)
 def is_plain_class(cls: type) -> bool:
-    """Whether values of the class are rebuilt from their fields or member name alone."""
-    return (
-        dataclasses.is_dataclass(cls)
-        or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
-        or issubclass(cls, enum.Enum)
-    )
+    """Whether values of the class are rebuilt from their fields or member name alone.
+
+    A dataclass that is also a dict, an exception, … holds more than its fields.
+    """
+    if issubclass(cls, enum.Enum):
+        return True
+    if issubclass(cls, tuple):
+        return hasattr(cls, "_fields")
+    return dataclasses.is_dataclass(cls) and _is_python(cls)
+
+
+def _is_python(cls: type) -> bool:
+    """Whether instances consist of a ``__dict__`` and slots, with nothing underneath that only C can see."""
+    slots = sum(inspect.ismemberdescriptor(item) for base in cls.__mro__ for item in vars(base).values())
+    most = (
+        object.__basicsize__ + (slots + 2) * tuple.__itemsize__
+    )  # besides slots: a dict and weak references
+    if cls.__itemsize__ or cls.__basicsize__ > most:
+        return False
+    return all(base is object or base.__flags__ & _HEAP_TYPE for base in cls.__mro__)
+
+
+_HEAP_TYPE = 1 << 9
+"""CPython's flag of classes that were not built in."""
 
 
 def register_class(cls: type) -> None:
@@ -131,14 +163,27 @@ def register_class(cls: type) -> None:
             register_class(other)
 
 
+def name_class(cls: type) -> str:
+    """What the tape calls a class, which this process knows from now on."""
+    register_class(cls)
+    return _class_names.get(cls) or type_name(cls)
+
+
 def register_visible_classes(function: Callable[..., Any]) -> None:
-    """Make known what a stage function can see: its return annotation and its module's classes."""
+    """Make known the classes a stage function can see: in its annotations, its module, its surroundings."""
     function = inspect.unwrap(function)
     function = getattr(function, "__func__", function)
-    seen = [*_annotated(function), *getattr(function, "__globals__", {}).values()]
-    for cls in seen:
+    for cls in [*_annotated(function), *getattr(function, "__globals__", {}).values(), *_enclosed(function)]:
         if isinstance(cls, type) and is_plain_class(cls):
             register_class(cls)
+
+
+def _enclosed(function: Callable[..., Any]) -> Iterator[Any]:
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # a variable that is not set yet
+            continue
 
 
 def class_named(name: str) -> type:
@@ -149,7 +194,7 @@ def class_named(name: str) -> type:
         raise UnknownAdapterError(
             f"the tape holds values of the class {name}, which is not known in this process",
             causes=["the class lives in a module that the stage function does not see"],
-            hint=f"call rolltape.register_adapter({name.rsplit('.', 1)[-1]}) before replaying",
+            hint=f"call rolltape.register_adapter({name.rsplit('.', 1)[-1]}, name={name!r}) before replaying",
         ) from None
 
 
@@ -168,6 +213,7 @@ def _annotated(thing: Any) -> list[Any]:
 
 
 def _lazy_image(cls: type) -> str | None:
-    if any(type_name(base) == "PIL.Image.Image" for base in cls.__mro__):
-        return "images"
-    return None
+    # PIL's own classes only: a subclass of somebody else's would come back as less than it was.
+    if "PIL.Image" not in sys.modules or not cls.__module__.startswith("PIL."):
+        return None
+    return "images" if any(type_name(base) == "PIL.Image.Image" for base in cls.__mro__) else None

@@ -15,13 +15,18 @@ import numpy as np
 
 from rolltape.batch import arrays, nested, registry
 from rolltape.batch.arrays import Bits
+from rolltape.batch.classes import instance
 from rolltape.batch.columns import ArrayColumn, Column, ObjectColumn, RaggedColumn
-from rolltape.batch.lists import flatten_groups, is_records, list_column, list_of, record_fields
-from rolltape.batch.plain import Json, Path, from_json, instance, to_json, unsupported
+from rolltape.batch.lists import flatten_groups, list_column, list_of, record_fields
+from rolltape.batch.plain import Leaf, Path, from_json, to_json, unsupported
+from rolltape.batch.scalars import Json
 from rolltape.errors import CorruptFileError
 
 ANCHORS = "uid responses response_ids completion_ids input_ids prompts prompt_ids tokens prompt".split()
 """Names whose first axis is the samples beyond doubt, most telling first."""
+
+MAX_RECORD_DEPTH = 8
+"""Records inside records become columns down to here; what is deeper, or contains itself, becomes JSON."""
 
 
 @dataclass(slots=True)
@@ -32,13 +37,24 @@ class Dismantled:
     tree: Json
     columns: dict[str, Column] = field(default_factory=dict)
     wholes: dict[str, Bits] = field(default_factory=dict)
+    _taken: set[str] = field(default_factory=set)
+
+    def claim(self, name: str) -> str:
+        """A name like this one that no other column has or will have; ``_`` is for the codec's own."""
+        name = f"x{name}" if name.startswith("_") else name
+        unique, count = name, 1
+        while unique in self._taken:
+            count += 1
+            unique = f"{name}/{count}"
+        self._taken.add(unique)
+        return unique
 
 
 @dataclass(slots=True)
 class _Leaf:
     value: Any
     path: Path
-    node: dict[str, Json]
+    node: dict[str, Json] = field(default_factory=dict)
     """Stands in the tree; filled in once the number of samples is known."""
 
 
@@ -47,13 +63,12 @@ def dismantle(value: Any) -> Dismantled:
     leaves: list[_Leaf] = []
 
     def put_aside(leaf: Any, path: Path) -> Json:
-        leaves.append(_Leaf(leaf, path, {}))
+        leaves.append(_Leaf(leaf, path))
         return leaves[-1].node
 
     tree = to_json(value, put_aside, lists=put_aside)
-    samples = _samples(leaves)
-    parts = Dismantled(samples, tree)
-    names = _names([leaf.path for leaf in leaves])
+    parts = Dismantled(_samples(leaves), tree)
+    names = [parts.claim(name) for name in _names([leaf.path for leaf in leaves])]
     for leaf, name in zip(leaves, names, strict=True):
         leaf.node.update(_place(leaf.value, leaf.path, name, parts))
     return parts
@@ -95,8 +110,8 @@ def column_values(tree: Json, name: str, column: Column) -> Any:
 
 def _find_wrap(node: Json, name: str) -> dict[str, Json] | None:
     if isinstance(node, dict) and node.get("$column") == name:
-        found: dict[str, Json] = node["wrap"]
-        return found
+        wrap: dict[str, Json] = node["wrap"]
+        return wrap
     children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     return next((found for child in children if (found := _find_wrap(child, name)) is not None), None)
 
@@ -119,9 +134,9 @@ def _samples(leaves: Iterable[_Leaf]) -> int:
 def _first_axis(value: Any) -> int | None:
     if type(value) is list:
         return len(flatten_groups(value)[0])
-    if type(value) is bytes:
+    if type(value) is bytes or not value.ndim:
         return None
-    return int(value.shape[0]) if value.ndim else None
+    return int(value.size(0) if nested.is_nested(value) else value.shape[0])
 
 
 def _place(value: Any, path: Path, name: str, parts: Dismantled) -> dict[str, Json]:
@@ -148,7 +163,7 @@ def _place_nested(value: Any, path: Path, name: str, parts: Dismantled) -> dict[
     if ragged is not None and ragged[0].samples == parts.samples and parts.samples:
         parts.columns[name] = ragged[0]
         return {"$column": name, "wrap": ragged[1]}
-    return {"$nested": to_json(nested.to_parts(value), _further(parts, name), path)}
+    return {"$nested": to_json(nested.to_parts(value), _further(parts, name, path), path)}
 
 
 def _place_objects(value: np.ndarray, path: Path, name: str, parts: Dismantled) -> dict[str, Json]:
@@ -161,34 +176,35 @@ def _place_objects(value: np.ndarray, path: Path, name: str, parts: Dismantled) 
         column, inner = list_column(list(value), path)
         parts.columns[name] = column
         return {"$column": name, "wrap": wrap | {"items": inner}}
-    flat = [value[index] for index in np.ndindex(value.shape)]
-    return {"$objects": list(value.shape), "items": to_json(flat, _further(parts, name), path)}
+    items = to_json(flat_objects(value, path), _further(parts, name, path), path)
+    return {"$objects": list(value.shape), "items": items}
 
 
 def _place_list(value: list[Any], path: Path, name: str, parts: Dismantled) -> dict[str, Json]:
     flat, groups = flatten_groups(value)
     if len(flat) != parts.samples or not flat:
-        return {"$list": to_json(value, _further(parts, name), path)}
-    if is_records(flat):
-        node = {
-            key: _place_list(column, (*path, key), f"{name}/{_clean(key)}" if path else _clean(key), parts)
-            for key, column in record_fields(flat).items()
-        }
-        cls = None if type(flat[0]) is dict else registry.type_name(type(flat[0]))
+        return {"$list": to_json(value, _further(parts, name, path), path)}
+    fields = record_fields(flat) if len(path) < MAX_RECORD_DEPTH else None
+    if fields is not None:
+        node: dict[str, Json] = {}
+        for key, items in fields.items():
+            inside = parts.claim(f"{name}/{_clean(key)}" if path else _clean(key))
+            node[key] = _place_list(items, (*path, key), inside, parts)
+        cls = None if type(flat[0]) is dict else registry.name_class(type(flat[0]))
         return {"$records": cls, "fields": node, "groups": groups}
+    if groups is not None:
+        return {"$list": to_json(value, _further(parts, name, path), path)}
     column, inner = list_column(value, path)
     parts.columns[name] = column
     return {"$column": name, "wrap": {"lib": "list", "items": inner}}
 
 
-def _further(parts: Dismantled, name: str) -> Any:
+def _further(parts: Dismantled, name: str, outer: Path) -> Leaf:
     """Places the arrays inside something that is not itself a column."""
 
     def place(value: Any, path: Path) -> Json:
-        unique = name
-        while unique in parts.columns or unique in parts.wholes:
-            unique = f"{name}/{len(parts.columns) + len(parts.wholes)}"
-        return _place(value, path, unique, parts)
+        inside = "/".join([name, *(_clean(part) for part in path[len(outer) :] if part)])
+        return _place(value, path, parts.claim(inside), parts)
 
     return place
 
@@ -202,6 +218,15 @@ def _unwrap(column: Column, wrap: dict[str, Json]) -> Any:
     if wrap["lib"] == "list":
         return values
     return object_array(values, wrap["shape"])
+
+
+def flat_objects(value: np.ndarray, path: Path) -> list[Any]:
+    """The elements of an object array, row by row."""
+    if type(value) is not np.ndarray:
+        raise unsupported(
+            value, path, "subclasses of numpy arrays lose their meaning; pass np.asarray(value)"
+        )
+    return [value[index] for index in np.ndindex(value.shape)] if value.ndim != 1 else list(value)
 
 
 def object_array(values: list[Any], shape: list[int]) -> np.ndarray:
@@ -225,17 +250,10 @@ def _records(node: dict[str, Json], find: Any) -> list[Any]:
 
 
 def _names(paths: list[Path]) -> list[str]:
-    """A short unique column name for each leaf: the last part of its path where that is enough."""
-    paths = [tuple(part for part in path if part) for path in paths]
-    short = [_clean(path[-1]) if path else "value" for path in paths]
-    count = Counter(short)
-    names: list[str] = []
-    for path, name in zip(paths, short, strict=True):
-        full = name if count[name] == 1 else "/".join(_clean(part) for part in path) or name
-        while full in names or full.startswith("_"):
-            full = f"{full}/{len(names)}" if full in names else f"x{full}"
-        names.append(full)
-    return names
+    """A short column name for each leaf: the last part of its path where that tells it apart."""
+    paths = [tuple(_clean(part) for part in path if part) for path in paths]
+    count = Counter(path[-1:] for path in paths)
+    return ["/".join(path[-1:] if count[path[-1:]] == 1 else path) or "value" for path in paths]
 
 
 def _clean(part: str) -> str:

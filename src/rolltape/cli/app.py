@@ -1,6 +1,6 @@
 """The ``rolltape`` command: finds the subcommand, and turns what goes wrong into a message and an exit code.
 
-A subcommand lives in the module of its name, is loaded only when it is asked for, and returns its exit code.
+A subcommand lives in a module of its own, is loaded only when it is asked for, and returns its exit code.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rolltape._version import __version__
 from rolltape.cli.output import Exit, complain
 from rolltape.errors import RolltapeError, StepMissingError
 
-COMMANDS = ("ls", "show", "check", "doctor", "prune", "demo", "completion")
-"""In the order of the help text."""
+COMMANDS = {name: name for name in ("ls", "show", "check", "doctor", "prune", "demo", "completion")}
+"""Command -> its module in this package, in the order of the help text."""
 
 INTERRUPTED = 130
 """What a shell reports for a command ended by Ctrl-C."""
@@ -38,7 +38,7 @@ class App(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"rolltape.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"rolltape.cli.{COMMANDS[cmd_name]}").command
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -11,8 +11,13 @@ from rolltape.errors import RolltapeError
 from rolltape.key import check_name
 from rolltape.steps import ALL_STEPS, StepSelector, as_step
 
+if TYPE_CHECKING:  # generic for the type checker; older releases of click know no brackets
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType
 
-class TapePath(click.ParamType):
+
+class TapePath(ParamType):
     """A directory. Whether there is a tape in it is for the command to say."""
 
     name = "directory"
@@ -29,7 +34,7 @@ class TapePath(click.ParamType):
         return [CompletionItem(incomplete, type="dir")]
 
 
-class Step(click.ParamType):
+class Step(ParamType):
     """One step; the shell is offered those on the tape."""
 
     name = "step"
@@ -54,21 +59,19 @@ class Step(click.ParamType):
         return [CompletionItem(str(step)) for step in steps if str(step).startswith(incomplete)]
 
 
-class Steps(click.ParamType):
+class Steps(ParamType):
     """A set of numbers, as in ``0-9,20``."""
 
     name = "steps"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> StepSelector:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> StepSelector:
         try:
             return StepSelector.parse(value)
         except RolltapeError as error:
             return self.fail(f"{error.what}; {error.hint}", param, ctx)
 
 
-class Name(click.ParamType):
+class Name(ParamType):
     """The name of a split or a stage."""
 
     name = "name"
@@ -85,5 +88,5 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 split_filter = click.option("--split", type=Name(), help="Only this split (train, val, …).")
 stage_filter = click.option("--stage", type=Name(), help="Only this stage (rollout, reward, …).")
 steps_filter = click.option(
-    "--steps", type=Steps(), default=ALL_STEPS, show_default=False, help='Only these steps, as in "0-9,20,50-".'
+    "--steps", type=Steps(), default=ALL_STEPS, show_default=False, help="Only these steps, as in 0-9,20,50-."
 )

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rolltape.cli.visible import shown
+from rolltape.cli.visible import shown, visible
 
 PIPED_WIDTH = 10_000
 """Columns where there is no terminal: nothing is wrapped or cut for whoever reads the pipe."""
@@ -73,13 +74,22 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def new_table(*columns: str, right: tuple[str, ...] = (), fold: tuple[str, ...] = ()) -> Table:
-    """An empty table. ``right`` are columns of numbers; ``fold`` may be broken over lines, others never."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+def new_table(*columns: str, right: Sequence[str] = (), fold: Mapping[str, int] | None = None) -> Table:
+    """An empty table. ``right`` are columns of numbers; ``fold`` are those that may be broken over lines,
+    each with the width that it keeps in a narrow terminal.
+    """
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold"
+    )
     for name in columns:
-        justify = "right" if name in right else "left"
-        overflow = "fold" if name in fold else "ellipsis"
-        table.add_column(Text(name), justify=justify, overflow=overflow, no_wrap=name not in fold)  # type: ignore[arg-type]
+        width = (fold or {}).get(name)
+        table.add_column(
+            Text(name),
+            justify="right" if name in right else "left",
+            overflow="ellipsis" if width is None else "fold",
+            no_wrap=width is None,
+            min_width=width,
+        )
     return table
 
 
@@ -90,6 +100,15 @@ def count(number: int | None) -> str:
     ('1,234,567', '–')
     """
     return "–" if number is None else f"{number:,}"
+
+
+def counted(number: int, one: str, more: str | None = None) -> str:
+    """A number of things.
+
+    >>> counted(1, "sample"), counted(1024, "sample"), counted(2, "recorded step")
+    ('1 sample', '1,024 samples', '2 recorded steps')
+    """
+    return f"{number:,} {one if number == 1 else more or one + 's'}"
 
 
 def seconds(number: float | None) -> str:
@@ -105,11 +124,11 @@ def seconds(number: float | None) -> str:
     return f"{number:.1f} s" if number < 100 else f"{int(number) // 60} min {int(number) % 60} s"
 
 
-def moment(text: str | None) -> str:
+def moment(text: str | None, form: str = "%Y-%m-%d %H:%M") -> str:
     """A recorded point in time, in the time zone of whoever looks."""
     if not text:
         return "–"
     try:
-        return dt.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M")
+        return dt.datetime.fromisoformat(text).astimezone().strftime(form)
     except ValueError:
-        return text
+        return visible(text)

@@ -98,14 +98,14 @@ class Shelf:
     stage: str
     files: list[tuple[int, str]]
     """The step and the name of every recording, in order."""
-    inputs: frozenset[str]
-    """The names of recorded inputs."""
+    inputs: list[tuple[int, str]]
+    """The same for recorded inputs."""
 
     @property
     def steps(self) -> list[int]:
         return sorted({step for step, _ in self.files})
 
-    def keys(self, last: int | None = None) -> list[Key]:
+    def recordings(self, last: int | None = None) -> list[Key]:
         """The keys of the last so many recordings, in order; names that are no key's are left out."""
         names = [name for _, name in (self.files if last is None else self.files[len(self.files) - last :])]
         return sorted((key for name in names if (key := Key.parse(name)) is not None), key=order)
@@ -132,17 +132,14 @@ def shelves(
 
 def _shelf(storage: LocalStorage, folder: str, split: str, stage: str, steps: StepSelector) -> Shelf:
     files: list[tuple[int, str]] = []
-    inputs: list[str] = []
+    inputs: list[tuple[int, str]] = []
     everything = steps == ALL_STEPS
     for name in storage.names(folder):
         match = _FILE.fullmatch(name, len(folder))
         if match is None or not (everything or int(match[1]) in steps):
             continue
-        if name.endswith(".in.parquet"):
-            inputs.append(name)
-        else:
-            files.append((int(match[1]), name))
-    return Shelf(split, stage, sorted(files), frozenset(inputs))
+        (inputs if name.endswith(".in.parquet") else files).append((int(match[1]), name))
+    return Shelf(split, stage, sorted(files), sorted(inputs))
 
 
 def all_files(storage: LocalStorage) -> Iterator[Stat]:
@@ -160,7 +157,7 @@ def find_recording(tape: OpenTape, key: Key, rank: int | None) -> Recording | No
         return Recording(tape.storage, key)
     like = replace(key, rank=0, world_size=1, inputs=False)
     for shelf in shelves(tape.storage, key.split, key.stage, StepSelector.parse(key.step)):
-        for found in shelf.keys():
+        for found in shelf.recordings():
             if replace(found, rank=0, world_size=1) == like and rank in (None, found.rank):
                 wanted = replace(found, inputs=key.inputs)
                 return Recording(tape.storage, wanted) if tape.storage.exists(wanted.path) else None

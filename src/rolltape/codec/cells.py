@@ -13,8 +13,9 @@ import pyarrow as pa
 from rolltape.batch import arrays, nested
 from rolltape.batch.arrays import Bits
 from rolltape.batch.dtypes import NATIVE, storage_dtype
-from rolltape.batch.plain import Json, Path, from_json, is_json, to_json
-from rolltape.batch.tree import object_array
+from rolltape.batch.plain import Path, from_json, is_json, to_json
+from rolltape.batch.scalars import Json
+from rolltape.batch.tree import flat_objects, object_array
 from rolltape.codec.numbers import from_arrow, list_array, to_arrow
 from rolltape.errors import CorruptFileError
 
@@ -60,7 +61,7 @@ def pack_cells(values: Sequence[Any], path: Path) -> Cells:
         return Cells(name, lambda: _scalars(frozen, arrow), None, 8 * len(frozen), (frozen,))
     if kind is not None and kinds == nullable and issubclass(kind, np.generic):
         dtype = np.dtype(kind).name
-        if dtype in NATIVE and not dtype.startswith("complex"):
+        if dtype in NATIVE and not dtype.startswith("complex") and np.dtype(dtype).type is kind:
             data = np.array(values, dtype)
             return Cells(f"numpy:{dtype}", lambda: to_arrow(data, dtype), None, data.nbytes, (data,))
     return _json(values, path)
@@ -101,8 +102,8 @@ def _tagged(values: Sequence[Any], path: Path) -> Cells:
     texts: list[bytes | None] = []
     files: list[list[bytes]] = []
     for i, value in enumerate(values):
-        row: list[bytes] = []
-        texts.append(_dumps(to_json(value, _attach(row), (*path, str(i)))).encode())
+        text, *row = cell_parts(value, (*path, str(i)))
+        texts.append(text)
         files.append(row)
     cells = _binary("tagged", pa.string(), texts)
     if not any(files):
@@ -110,6 +111,12 @@ def _tagged(values: Sequence[Any], path: Path) -> Cells:
     size = cells.nbytes + sum(len(data) for row in files for data in row)
     source = (*cells.source, *(data for row in files for data in row))
     return Cells("tagged", cells.values, lambda: _attachments(files), size, source)
+
+
+def cell_parts(value: Any, path: Path) -> list[bytes]:
+    """One value as JSON, and the bytes of the arrays that it refers to."""
+    row: list[bytes] = []
+    return [_dumps(to_json(value, _attach(row), path)).encode(), *row]
 
 
 _dumps = json.JSONEncoder(
@@ -121,9 +128,8 @@ def _attach(row: list[bytes]) -> Callable[[Any, Path], Json]:
     def place(value: Any, path: Path) -> Json:
         if nested.is_nested(value):
             return {"$nested": to_json(nested.to_parts(value), place, path)}
-        if getattr(value, "dtype", None) == object:
-            flat = [value[index] for index in np.ndindex(value.shape)]
-            return {"$objects": list(value.shape), "items": to_json(flat, place, path)}
+        if isinstance(value, np.ndarray) and value.dtype == object:
+            return {"$objects": list(value.shape), "items": to_json(flat_objects(value, path), place, path)}
         bits = arrays.bits_of(value, path)
         row.append(bits.data.tobytes())
         at = len(row) - 1

@@ -115,12 +115,15 @@ def _fill(out: np.ndarray, name: str, source: Source, part: str) -> None:
         at = 0
         for piece in entry["of"]:
             width = int(np.prod(source.entries[piece]["shape"], dtype=np.int64))
+            width *= dtypes.component(entry["dtype"])[1]
             _fill(out[:, at : at + width], piece, source, part)
             at += width
     elif layout == "part":
         whole = expand_array(entry["of"][0], source).data.reshape(source.samples, -1)
         whole = whole.view(out.dtype)
         out[...] = whole[:, entry["offset"] : entry["offset"] + out.shape[1]]
+    elif layout == "bytes":
+        out[...] = expand_array(name, source).data.reshape(source.samples, -1).view(out.dtype)
     elif layout == "plain":
         _rows_of(out, source.stored[name], part)
     elif layout in ("span", "const", "ramp"):
@@ -175,7 +178,7 @@ def _ramp(out: np.ndarray, name: str, source: Source, part: str) -> None:
             row[start:] = count[: width - start]
         else:
             row[start:stop] = count[: stop - start]
-            row[stop:] = max(stop - start - 1, 0)
+            row[stop:] = count[max(stop - start - 1, 0)]
 
 
 _FILLERS: dict[str, Callable[[np.ndarray, str, Source, str], None]] = {

@@ -32,6 +32,8 @@ class Rows:
 
     name: str
     bits: np.ndarray
+    dtype: str
+    """The logical dtype: columns are derived only from those of their own, equal bits or not."""
     axes: int
     """Axes of the original array, the samples included."""
     counts: bool
@@ -97,6 +99,8 @@ class Planner:
     def _trimmed(self, column: Rows) -> Layout:
         if column.width == 0:
             return Layout("const", self._everything(0))
+        if column.axes == 1:  # one number per sample: nothing to trim, and SQL should see it
+            return Layout("plain")
         spans = find_spans(column.bits, self._scratch)
         fill = self._constant(column, spans)
         if fill is not None:
@@ -164,17 +168,17 @@ class Planner:
 
     def _joined(self, column: Rows) -> Layout | None:
         for first in self._columns:
-            if not 0 < first.width < column.width or first.bits.dtype != column.bits.dtype:
+            if not 0 < first.width < column.width or first.dtype != column.dtype:
                 continue
             for second in self._by_width.get(column.width - first.width, ()):
-                alike = second.bits.dtype == column.bits.dtype and self._same(column, first, 0)
+                alike = second.dtype == column.dtype and self._same(column, first, 0)
                 if alike and self._same(column, second, first.memory.pitch):
                     return Layout("join", parts=(first.name, second.name))
         return None
 
     def _part(self, column: Rows, sources: list[Rows]) -> Layout | None:
         for source in sources:
-            if source.bits.dtype != column.bits.dtype or source.width < column.width:
+            if source.dtype != column.dtype or source.width < column.width:
                 continue
             for offset in {0, source.width - column.width}:
                 if self._same(source, column, offset * column.memory.item):

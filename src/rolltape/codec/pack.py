@@ -73,28 +73,26 @@ def pack(parts: Dismantled) -> Packed:
     columns: dict[str, Json] = {}
     packed = Packed(parts.samples, {"tree": parts.tree, "columns": columns, "wholes": {}})
     arrays = {n: c for n, c in parts.columns.items() if isinstance(c, ArrayColumn)}
-    payload = _pack_arrays(arrays, packed)
+    _pack_arrays(arrays, packed)
     for name, column in parts.columns.items():
         if isinstance(column, RaggedColumn):
             columns[name] = _pack_ragged(name, column, packed)
-            payload[name] = (np.ascontiguousarray(column.values), column.lengths)
         elif isinstance(column, ObjectColumn):
             columns[name] = _pack_objects(name, column, packed)
     for name, bits in parts.wholes.items():
         packed.header["wholes"][name] = _pack_whole(name, bits, packed)
-    uids, index = identify(parts, payload)
+    uids, index = identify(parts)
     encoded = [uid.encode("utf-8", "replace") for uid in uids]
     packed.stored["_uid"] = Stored(lambda: binary_array(pa.string(), encoded), 40 * len(uids), (uids,))
     packed.stored["_index"] = Stored(lambda: to_arrow(index, "int32"), index.nbytes, (index,))
     return packed
 
 
-def _pack_arrays(arrays: dict[str, ArrayColumn], packed: Packed) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Plan and copy the dense arrays; returns the values and row lengths of those that have any."""
+def _pack_arrays(arrays: dict[str, ArrayColumn], packed: Packed) -> None:
+    """Plan and copy the dense arrays."""
     rows = {n: _rows(n, c) for n, c in arrays.items() if not dtypes.is_raw(c.dtype)}
     layouts = Planner(list(rows.values()), packed.samples).run() if rows else {}
     bounds = _Bounds(packed)
-    payload: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for name, column in arrays.items():
         layout = layouts.get(name, Layout("bytes"))
         entry: dict[str, Json] = {
@@ -109,9 +107,7 @@ def _pack_arrays(arrays: dict[str, ArrayColumn], packed: Packed) -> dict[str, tu
             packed.stored[name] = _raw_rows(column.data)
         elif layout.kind in ("plain", "span"):
             values, lengths = _gather(rows[name].bits, layout.spans)
-            payload[name] = values, lengths
             packed.stored[name] = _numbers(values, lengths, column.dtype, scalar=column.data.ndim == 1)
-    return payload
 
 
 def _rows(name: str, column: ArrayColumn) -> Rows:
@@ -120,7 +116,7 @@ def _rows(name: str, column: ArrayColumn) -> Rows:
     item = storage(column.dtype).itemsize
     width = data[0].nbytes // item
     bits = data.reshape(-1).view(_UNSIGNED[item]).reshape(len(data), width)
-    return Rows(name, bits, data.ndim, data.dtype.kind in "iu" and column.dtype in dtypes.NATIVE)
+    return Rows(name, bits, column.dtype, data.ndim, data.dtype.kind in "iu" and column.dtype in dtypes.NATIVE)
 
 
 def _gather(bits: np.ndarray, spans: Spans | None) -> tuple[np.ndarray, np.ndarray]:
@@ -179,7 +175,7 @@ def _pack_ragged(name: str, column: RaggedColumn, packed: Packed) -> Json:
 
 
 def _pack_objects(name: str, column: ObjectColumn, packed: Packed) -> Json:
-    cells = pack_cells(column.values, (name,))
+    cells = pack_cells(column.values, column.path or (name,))
     packed.stored[name] = Stored(cells.values, cells.nbytes, cells.source)
     if cells.attached is not None:
         packed.stored[f"_attached/{name}"] = Stored(cells.attached, 0, ())

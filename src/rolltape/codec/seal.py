@@ -46,9 +46,8 @@ def seal(data: pa.Buffer) -> list[bytes | memoryview]:
     for group in range(metadata.num_row_groups):
         for column in range(metadata.num_columns):
             chunk = metadata.row_group(group).column(column)
-            offset = chunk.data_page_offset
-            if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
-                offset = min(offset, chunk.dictionary_page_offset)
+            # The dictionary comes first. Where it is all there is, the offset of the data is 0.
+            offset = chunk.dictionary_page_offset or chunk.data_page_offset
             size = chunk.total_compressed_size
             body += _CHUNK.pack(offset, size, zlib.crc32(view[offset : offset + size]))
             count += 1

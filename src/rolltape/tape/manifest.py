@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import json
 import os
 import platform
 import sys
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rolltape._version import __version__
@@ -32,12 +33,24 @@ class Manifest:
     """The contents of ``tape.json``."""
 
     id: str
+    """Names this tape, wherever it is copied."""
     created: str
+    """When it was begun, in UTC."""
     producer: str
+    """The Rolltape that wrote it."""
     fingerprint: Mapping[str, Any]
-    """Named parts, as JSON."""
+    """What this run says about itself, in named parts, as JSON."""
     environment: Mapping[str, str]
+    """Versions and flags that could change numbers."""
     format: int = FORMAT
+    """The version of everything on the tape."""
+    earlier: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Fingerprints that mode rewrite replaced, by digest: recordings it did not reach have them."""
+
+    @property
+    def digest(self) -> str:
+        """Stands for the fingerprint in every recording made under it."""
+        return digest_of(self.fingerprint)
 
 
 def new_manifest(fingerprint: Mapping[str, Any]) -> Manifest:
@@ -51,13 +64,19 @@ def new_manifest(fingerprint: Mapping[str, Any]) -> Manifest:
     )
 
 
+def digest_of(parts: Mapping[str, Any]) -> str:
+    """A short hash of fingerprint parts, whatever their order."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
 def plain_parts(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """Fingerprint parts as the JSON that is compared and stored."""
 
     def refuse(value: Any, path: Path) -> Any:
-        raise unsupported(value, ("fingerprint", *path), "a part is text, a number, or a structure of those")
+        raise unsupported(value, path, "a part is text, a number, or a structure of those")
 
-    return {str(name): to_json(part, refuse, (str(name),)) for name, part in fingerprint.items()}
+    return {name: to_json(part, refuse, ("fingerprint", name)) for name, part in fingerprint.items()}
 
 
 def environment() -> dict[str, str]:
@@ -80,22 +99,42 @@ def read_manifest(storage: Storage) -> Manifest | None:
         return None
     try:
         node = json.loads(text)
-        version = int(node["format"])
+        version = node["format"]
+        if type(version) is not int or version < 1:
+            raise ValueError(f"format is {version!r}")
         if version <= FORMAT:
-            names = ("id", "created", "producer", "fingerprint", "environment")
-            return Manifest(**{name: node[name] for name in names}, format=version)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptFileError(f"tape.json cannot be read: {error!r}", where=where) from None
+            return _manifest(node)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptFileError(
+            f"tape.json cannot be read: {error!r}",
+            where=where,
+            causes=["a copy of the tape did not finish", "another tool wrote or edited it"],
+            hint="copy tape.json again from its source; the recordings beside it are untouched",
+        ) from None
     raise FormatVersionError(
         f"the tape has format {version}; this Rolltape reads up to {FORMAT}",
         where=where,
+        causes=[f"it was written by a newer Rolltape ({node.get('producer', 'unknown')})"],
         hint="pip install --upgrade rolltape",
     )
+
+
+def _manifest(node: Mapping[str, Any]) -> Manifest:
+    kinds = {"id": str, "created": str, "producer": str, "fingerprint": dict, "environment": dict}
+    for name, kind in kinds.items():
+        if type(node[name]) is not kind:
+            raise TypeError(f"{name} is not {kind.__name__}")
+    earlier = node.get("earlier", {})
+    if type(earlier) is not dict or not all(type(parts) is dict for parts in earlier.values()):
+        raise TypeError("earlier is not fingerprints by digest")
+    return Manifest(**{name: node[name] for name in kinds}, format=node["format"], earlier=earlier)
 
 
 def write_manifest(storage: Storage, manifest: Manifest, *, replace: bool = False) -> Manifest:
     """Publish a manifest; if another process was first, return the one that holds."""
     node = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__}
+    if not manifest.earlier:
+        del node["earlier"]
     text = json.dumps(node, indent=2, ensure_ascii=False, allow_nan=False)
     try:
         storage.publish(NAME, [text.encode() + b"\n"], replace=replace)

@@ -1,9 +1,19 @@
-"""The metrics of a run: one JSON line per step, floats exact."""
+"""The metrics of a run: one JSON line per step, floats exact, each line with its own checksum.
+
+    {"step":3,"metrics":{"pg_loss":0.25},"crc":"5be3a1f0"}
+
+``crc`` is the CRC-32 of the line before ``,"crc"``. ``rank`` follows ``step`` where several processes log.
+Of several lines for one step the later values hold; ``"new":true`` (mode rewrite) says that those before it
+do not count. A line without its end is what a crash left: it is reported and left out.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+import re
+import zlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,50 +23,85 @@ from rolltape.errors import CorruptFileError, StepMissingError
 from rolltape.key import metrics_path
 from rolltape.storage import Storage
 
+log = logging.getLogger("rolltape")
+
+_LINE = re.compile(rb'(\{"step":([0-9]+)(?:,"rank":([0-9]+))?,.*),"crc":"([0-9a-f]{8})"\}', re.DOTALL)
+
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics with tensors and arrays of one element as the numbers they are; copies, nothing else."""
+    """A copy of the metrics; tensors and arrays of one element become the numbers they hold."""
     if not isinstance(metrics, Mapping):
         raise unsupported(metrics, (), "metrics are a mapping from names to values")
-    return {str(name): _number(value, str(name)) for name, value in metrics.items()}
+    for name in metrics:
+        if not isinstance(name, str):
+            raise unsupported(name, (repr(name),), "the name of a metric is text")
+    plain = {name: to_json(_number(value, name), _refuse, (name,)) for name, value in metrics.items()}
+    return {name: from_json(node, _unknown) for name, node in plain.items()}
 
 
-def metrics_line(step: int, metrics: Mapping[str, Any]) -> bytes:
-    """One line of ``metrics.jsonl``."""
-    node = {"step": step, "metrics": to_json(dict(metrics), _refuse)}
-    return json.dumps(node, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+def metrics_line(
+    step: int, metrics: Mapping[str, Any], rank: int | None = None, *, new: bool = False
+) -> bytes:
+    """One line of ``metrics.jsonl``, of what ``plain_metrics`` returned."""
+    node: dict[str, Any] = {"step": step}
+    if rank is not None:
+        node["rank"] = rank
+    if new:
+        node["new"] = True
+    node["metrics"] = to_json(dict(metrics), _refuse)
+    text = json.dumps(node, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()[:-1]
+    return text + b',"crc":"%08x"}' % zlib.crc32(text)
 
 
-def read_metrics(storage: Storage, split: str) -> dict[int, dict[str, Any]]:
-    """All metrics by step. Of several lines for one step the last holds; a half last line is left out."""
+def read_metrics(storage: Storage, split: str, rank: int = 0) -> dict[int, dict[str, Any]]:
+    """All metrics of one rank by step."""
+    found: dict[int, dict[str, Any]] = {}
+    for step, text in _lines(storage, split, rank):
+        node = json.loads(text + b"}")
+        if node.get("new"):
+            found.pop(step, None)
+        found.setdefault(step, {}).update(from_json(node["metrics"], _unknown))
+    return found
+
+
+def logged_steps(storage: Storage, split: str, rank: int = 0) -> set[int]:
+    """The steps that have metrics."""
+    return {step for step, _ in _lines(storage, split, rank)}
+
+
+def _lines(storage: Storage, split: str, rank: int) -> Iterator[tuple[int, bytes]]:
+    """The step and the text, up to its checksum, of every complete line of a rank."""
     name = metrics_path(split)
     try:
         text = bytes(storage.read(name))
     except StepMissingError:
-        return {}
-    found: dict[int, dict[str, Any]] = {}
-    lines = text.split(b"\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            node = json.loads(line) if line else None
-        except ValueError as error:
-            if number == len(lines) or _cut_short(line):  # written when the process died
-                continue
-            where = f"{storage.location}/{name}, line {number}"
-            raise CorruptFileError(f"a line of metrics cannot be read: {error}", where=where) from None
-        if node is not None:
-            found.setdefault(node["step"], {}).update(from_json(node["metrics"], _unknown))
-    return found
-
-
-def _cut_short(line: bytes) -> bool:
-    return line.startswith(b'{"step":') and not line.endswith(b"}}")
+        return
+    for number, line in enumerate(text.split(b"\n"), 1):
+        where = f"{storage.location}/{name}, line {number}"
+        match = _LINE.fullmatch(line)
+        if match is None:
+            if line:
+                log.warning(
+                    "%s has no end and is left out: it was being written when its process died", where
+                )
+            continue
+        body, step, logged_by, crc = match.groups()
+        if zlib.crc32(body) != int(crc, 16):
+            raise CorruptFileError(
+                "a line of metrics does not match its checksum",
+                where=where,
+                causes=["the file was edited, or altered by a disk, copy or transfer error"],
+                hint="copy the file again from its source, or remove that line",
+            )
+        if int(logged_by or 0) == rank:
+            yield int(step), body
 
 
 def _number(value: Any, name: str) -> Any:
     if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "detach"):
-        if getattr(value, "size", 1) != 1 and getattr(value, "numel", lambda: 0)() != 1:
-            raise unsupported(value, (name,), "a metric is one number; reduce it first")
+        size = value.numel() if hasattr(value, "numel") else value.size
+        if size != 1:
+            raise unsupported(value, (name,), f"a metric is one number, and this has {size}; reduce it first")
         return value.item()
     return value
 

@@ -2,64 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rolltape.errors import StepMissingError
 from rolltape.key import Key
 from rolltape.policy import Decision
 from rolltape.storage import Storage
+from rolltape.tape.manifest import NAME
 from rolltape.tape.shelf import recordings
 
 
 def explain_missing(storage: Storage, key: Key, decision: Decision | None = None) -> StepMissingError:
-    """The error for a recording that is not on the tape, with what really applies first."""
-    there = list(recordings(storage))
+    """The error for a recording that is not on the tape, with what really applies first.
+
+    Lists the folder of the stage, and looks for the step in the others without listing them.
+    """
     reason = decision.reason if decision is not None else f"step {key.step} is not on the tape"
-    causes = [cause for cause in (_call(key, there), _shard(key, there), _elsewhere(key, there)) if cause]
-    steps = sorted({k.step for k in there if (k.split, k.stage) == (key.split, key.stage)})
-    if not there:
-        causes.append("the tape is empty: nothing was recorded here, or this is another directory")
-    elif not steps:
-        causes.append(f"stage {key.stage!r} of split {key.split!r} has no recordings")
-    elif key.step > steps[-1]:
-        causes.append(f"the recorded run ended at step {steps[-1]}")
-    if steps:
-        causes.append(f"recorded steps of {key.split}/{key.stage}: {ranges(steps)}")
+    hint = decision.hint if decision is not None else None
     return StepMissingError(
         f"{reason} (split {key.split!r}, stage {key.stage!r}, call {key.call!r})",
         where=f"{storage.location}/{key.path}",
-        causes=causes,
-        hint="record that step first, or choose what happens with on_miss: live, record, cycle, last or nearest",
+        causes=_causes(storage, key),
+        hint=hint or f"see what there is with: rolltape ls {storage.location}",
     )
 
 
-def _call(key: Key, there: list[Key]) -> str | None:
-    calls = [k.call for k in there if (k.split, k.stage, k.step) == (key.split, key.stage, key.step)]
+def _causes(storage: Storage, key: Key) -> list[str]:
+    if not storage.exists(NAME):
+        return ["tape.json is not there any more: the tape was deleted or moved, or its disk is gone"]
+    there = list(recordings(storage, key.split, key.stage))
+    causes = [cause for cause in (_inputs(key), _call(key, there), _shard(key, there)) if cause]
+    causes += _elsewhere(storage, key)
+    steps = sorted({known.step for known in there})
+    if steps and key.step > steps[-1]:
+        causes.append(f"the recorded run ended at step {steps[-1]}")
+    if steps:
+        causes.append(f"recorded steps of {key.split}/{key.stage}: {ranges(steps)}")
+    elif next(recordings(storage), None) is None:
+        causes.append("the tape is empty: nothing was recorded here, or this is another directory")
+    else:
+        causes.append(f"stage {key.stage!r} of split {key.split!r} has no recordings")
+    return causes
+
+
+def _inputs(key: Key) -> str | None:
+    return "the stage was recorded without inputs=True" if key.inputs else None
+
+
+def _call(key: Key, there: Sequence[Key]) -> str | None:
+    calls = list(dict.fromkeys(known.call for known in there if known.step == key.step))
     if not calls or key.call in calls:
         return None
-    return f"the step has {len(calls)} recorded calls ({', '.join(map(str, calls[:8]))}), but not call {key.call!r}"
+    listed = ", ".join(map(str, calls[:8])) + (", …" if len(calls) > 8 else "")
+    why = "the call is one more than the recorded run made"
+    if isinstance(key.call, int) and any(isinstance(call, int) and call > key.call for call in calls):
+        why = "it raised an exception when it was recorded, or was recorded by another process"
+    elif any(isinstance(call, str) for call in [key.call, *calls]):
+        why = "calls are found by the key= they were recorded with"
+    return f"call {key.call!r} is missing, the step has {listed}: {why}"
 
 
-def _shard(key: Key, there: list[Key]) -> str | None:
-    same = [
-        k for k in there if (k.split, k.stage, k.step, k.call) == (key.split, key.stage, key.step, key.call)
-    ]
-    worlds = sorted({k.world_size for k in same if k.world_size != key.world_size})
-    if not worlds:
-        return None
-    return f"it was recorded with world_size {worlds[0]}, and this run has {key.world_size}"
-
-
-def _elsewhere(key: Key, there: list[Key]) -> str | None:
-    splits = sorted(
-        {k.split for k in there if k.step == key.step and k.stage == key.stage and k.split != key.split}
+def _shard(key: Key, there: Sequence[Key]) -> str | None:
+    same = [known for known in there if (known.step, known.call) == (key.step, key.call)]
+    worlds = sorted({known.world_size for known in same} - {key.world_size})
+    if worlds:
+        return f"it was recorded with world_size {worlds[0]}, and this run has {key.world_size}"
+    ranks = sorted({known.rank for known in same})
+    return (
+        f"rank {key.rank} did not record it; ranks that did: {ranges(ranks)}"
+        if ranks and not key.inputs
+        else None
     )
-    if splits:
-        return f"split {splits[0]!r} has this step; this run asks for split {key.split!r}"
-    stages = sorted(
-        {k.stage for k in there if k.step == key.step and k.split == key.split and k.stage != key.stage}
-    )
-    return f"stage {stages[0]!r} has this step, stage {key.stage!r} does not" if stages else None
+
+
+def _elsewhere(storage: Storage, key: Key) -> list[str]:
+    """Other splits that have the step, or else other stages."""
+    file = key.path.rsplit("/", 1)[-1]
+    for folder in sorted(storage.folders("")):
+        if folder != f"{key.split}/" and storage.exists(f"{folder}{key.stage}/{file}"):
+            return [f"split {folder[:-1]!r} has this step; this run asks for split {key.split!r}"]
+    for folder in sorted(storage.folders(f"{key.split}/")):
+        stage = folder.split("/")[1]
+        if stage != key.stage and storage.exists(f"{folder}{file}"):
+            return [f"stage {stage!r} has this step, stage {key.stage!r} does not"]
+    return []
 
 
 def ranges(steps: Iterable[int]) -> str:

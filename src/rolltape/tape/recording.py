@@ -53,7 +53,7 @@ class Recording:
 
     @property
     def about(self) -> dict[str, Json]:
-        """What was noted when it was recorded: when, how long the live call took, the digest of its inputs."""
+        """What was noted when it was recorded: when, how long the live call took, a digest of its inputs."""
         return self._file.about
 
     def value(self) -> Any:

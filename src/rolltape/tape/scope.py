@@ -1,15 +1,17 @@
-"""Which step a piece of code belongs to: per thread and per asyncio task, for each tape."""
+"""Which step a piece of code belongs to, and which call of it this is: per thread and per asyncio task."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-_scopes: ContextVar[dict[int, Scope]] = ContextVar("rolltape_scopes")
-_scopes.set({})
+_scopes: ContextVar[Mapping[int, Scope]] = ContextVar("rolltape_scopes")
+_outer: ContextVar[tuple[tuple[Scope, Counter[str]], ...]] = ContextVar("rolltape_outer")
+"""The live calls that the running code is inside of, and how many calls each has made."""
 
 
 class Scope:
@@ -20,29 +22,61 @@ class Scope:
         self.split = split
         self.key = key
         self.metrics: dict[str, Any] = {}
-        self._calls: dict[str, int] = {}
+        self.open = True
+        """False after the block: tasks started inside may still run, and log."""
+        self._calls: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def next_call(self, stage: str) -> int | str:
-        """The number of this call of the stage within the step; calls the caller named keep their name."""
+        """The number of this call of the stage within the block; calls the caller named keep their name."""
         with self._lock:
-            count = self._calls.get(stage, 0)
-            self._calls[stage] = count + 1
+            number = self._calls[stage]
+            self._calls[stage] += 1
+            for scope, made in _outer.get(()):
+                if scope is self:
+                    made[stage] += 1
+        return self._named(number)
+
+    def skip(self, calls: Mapping[str, int]) -> list[tuple[str, int | str]]:
+        """Pass over the calls that a replayed call made when recorded; returns their stages and calls."""
+        skipped = []
+        with self._lock:
+            for stage, count in calls.items():
+                skipped += [(stage, self._named(self._calls[stage] + at)) for at in range(count)]
+                self._calls[stage] += count
+                for scope, made in _outer.get(()):
+                    if scope is self:
+                        made[stage] += count
+        return skipped
+
+    def _named(self, number: int) -> int | str:
         if self.key is None:
-            return count
-        return self.key if not count else f"{self.key}#{count}"
+            return number
+        return self.key if not number else f"{self.key}#{number}"
 
 
-def current(tape_id: int) -> Scope | None:
-    """The innermost block of this tape that the calling code is in."""
-    return _scopes.get({}).get(tape_id)
+def current(tape: int) -> Scope | None:
+    """The innermost block of this tape that the calling code is in; tapes are told apart by a number."""
+    return _scopes.get({}).get(tape)
 
 
 @contextmanager
-def entered(tape_id: int, scope: Scope) -> Iterator[None]:
+def entered(tape: int, scope: Scope) -> Iterator[None]:
     """Make ``scope`` the current one inside the block."""
-    token = _scopes.set({**_scopes.get({}), tape_id: scope})
+    token = _scopes.set({**_scopes.get({}), tape: scope})
     try:
         yield
     finally:
+        scope.open = False
         _scopes.reset(token)
+
+
+@contextmanager
+def counting_calls(scope: Scope) -> Iterator[Counter[str]]:
+    """Count the calls of other stages that are made inside, by stage."""
+    made: Counter[str] = Counter()
+    token = _outer.set((*_outer.get(()), (scope, made)))
+    try:
+        yield made
+    finally:
+        _outer.reset(token)

@@ -1,39 +1,111 @@
 """What is on a tape: which recordings exist, listed no more often than needed.
 
-Asking for one step costs one look at its file, however many there are; the folder is listed only when a
-substitute or a summary is asked for, or when old steps are dropped.
+Asking for one step costs one look at its file, however many there are. A stage's folder is listed when a
+substitute is first asked for, and kept up to date from then on with what this process writes and drops.
+What other processes write is seen when it is asked for by its step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import threading
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TypeAlias, overload
 
 from rolltape.key import Key
 from rolltape.storage import Storage
 from rolltape.tape.writer import Writer
 
+_Series: TypeAlias = "tuple[int | str, int, int]"
+"""Recordings that stand in for one another: the same call of the same shard."""
 
-class RecordedSteps(Collection[int]):
-    """The recorded steps of one call of one stage, as ``policy.decide`` wants to see them."""
 
-    def __init__(self, storage: Storage, writer: Writer, key: Key) -> None:
+class Shelf:
+    """Knows which steps are recorded; what is waiting to be written counts as recorded."""
+
+    def __init__(self, storage: Storage, writer: Writer) -> None:
         self._storage = storage
         self._writer = writer
+        self._listed: dict[tuple[str, str], dict[_Series, list[int]]] = {}
+        self._lock = threading.Lock()
+
+    def holds(self, key: Key) -> bool:
+        """Whether this very recording is there."""
+        return self._writer.is_pending(key.path) or self._storage.exists(key.path)
+
+    def steps(self, key: Key) -> RecordedSteps:
+        """The recorded steps of the call and shard of ``key``."""
+        return RecordedSteps(self, key)
+
+    def in_order(self, key: Key) -> list[int]:
+        """The same as a list that is not to be changed."""
+        with self._lock:
+            folder = self._listed.get((key.split, key.stage))
+            if folder is None:
+                folder = self._listed[key.split, key.stage] = self._list(key.split, key.stage)
+            return folder.get(_series(key), [])
+
+    def add(self, key: Key) -> None:
+        """Note a recording that is about to be written."""
+        self._change(key, 1)
+
+    def remove(self, key: Key) -> None:
+        """Note that a recording is gone."""
+        self._change(key, 0)
+
+    def forget(self, key: Key) -> None:
+        """List the folder again when it is next asked for: others have changed it."""
+        with self._lock:
+            self._listed.pop((key.split, key.stage), None)
+
+    def _list(self, split: str, stage: str) -> dict[_Series, list[int]]:
+        # Pending first: what is finished in between is listed then.
+        names = {name for name in self._writer.pending() if name.startswith(f"{split}/{stage}/")}
+        names.update(self._storage.names(f"{split}/{stage}/"))
+        found: defaultdict[_Series, list[int]] = defaultdict(list)
+        for key in filter(None, map(Key.parse, names)):
+            if not key.inputs:
+                found[_series(key)].append(key.step)
+        return {series: sorted(steps) for series, steps in found.items()}
+
+    def _change(self, key: Key, count: int) -> None:
+        with self._lock:
+            folder = self._listed.get((key.split, key.stage))
+            if folder is not None:
+                # A new list: a decision may be looking at the old one.
+                steps = folder.get(_series(key), [])
+                at = bisect_left(steps, key.step)
+                known = at < len(steps) and steps[at] == key.step
+                folder[_series(key)] = [*steps[:at], *[key.step] * count, *steps[at + known :]]
+
+
+class RecordedSteps(Sequence[int]):
+    """The recorded steps of one call of one stage in ascending order, as ``policy.decide`` wants them."""
+
+    def __init__(self, shelf: Shelf, key: Key) -> None:
+        self._shelf = shelf
         self._key = key
+        self._steps: list[int] | None = None
 
     def __contains__(self, step: object) -> bool:
-        path = replace(self._key, step=step).path
-        return self._writer.pending(path) or self._storage.exists(path)
+        return isinstance(step, int) and self._shelf.holds(replace(self._key, step=step))
 
-    def __iter__(self) -> Iterator[int]:
-        self._writer.wait()
-        like = replace(self._key, step=0)
-        found = (Key.parse(name) for name in self._storage.names(f"{like.split}/{like.stage}/"))
-        return iter(sorted(key.step for key in found if key is not None and replace(key, step=0) == like))
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        return self._in_order()[at]
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._in_order())
+
+    def _in_order(self) -> list[int]:
+        if self._steps is None:
+            self._steps = self._shelf.in_order(self._key)
+        return self._steps
 
 
 def recordings(storage: Storage, split: str | None = None, stage: str | None = None) -> Iterator[Key]:
@@ -46,6 +118,10 @@ def recordings(storage: Storage, split: str | None = None, stage: str | None = N
                 continue
             keys = [key for name in storage.names(folder) if (key := Key.parse(name)) and not key.inputs]
             yield from sorted(keys, key=_order)
+
+
+def _series(key: Key) -> _Series:
+    return key.call, key.rank, key.world_size
 
 
 def _order(key: Key) -> tuple[int, bool, int, str, int]:

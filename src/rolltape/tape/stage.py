@@ -6,13 +6,14 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rolltape.batch import register_visible_classes
 from rolltape.errors import StageError
-from rolltape.tape.inputs import check_input_names
+from rolltape.tape.inputs import Chooser
+from rolltape.tape.scope import counting_calls
 
 if TYPE_CHECKING:
     from rolltape.tape.tape import Tape
@@ -24,52 +25,96 @@ class Stage:
 
     name: str
     function: Callable[..., Any]
-    inputs: bool | Sequence[str] = False
+    inputs: Chooser | None = None
     """Which arguments are recorded too."""
     expect: Mapping[str, str] = field(default_factory=dict)
     """Dtypes that columns must have, by column."""
+
+    @property
+    def origin(self) -> str:
+        """Where the function comes from. Declared again, in a notebook or after a reload, it has the same."""
+        function = self.function
+        name = getattr(function, "__qualname__", None)
+        if name is None or "<lambda>" in name:
+            return repr(function)
+        return f"{getattr(function, '__module__', '?')}.{name}"
 
 
 def wrap(tape: Tape, stage: Stage) -> Callable[..., Any]:
     """The function people call instead."""
     function = stage.function
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if not callable(function):
         raise StageError(
-            f"{function.__qualname__} yields its results one by one and cannot be a stage",
+            f"{function!r} cannot be a stage: it is not a function",
+            hint='write @tape.stage("rollout") above a function, or tape.stage("rollout")(function)',
+        )
+    if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
+        raise StageError(
+            f"{stage.origin} yields its results one by one and cannot be a stage",
             hint="return the finished batch, or record the function that collects it",
         )
-    check_input_names(function, stage.inputs)
     register_visible_classes(function)
-    return _async(tape, stage) if inspect.iscoroutinefunction(function) else _sync(tape, stage)
+    return _async(tape, stage) if _is(inspect.iscoroutinefunction, function) else _sync(tape, stage)
+
+
+def _is(kind: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
+    """Whether a function, or the ``__call__`` of an object, is of a kind."""
+    return kind(function) or kind(getattr(type(function), "__call__", None))  # noqa: B004
 
 
 def _sync(tape: Tape, stage: Stage) -> Callable[..., Any]:
     @functools.wraps(stage.function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if tape.is_off:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if (deck := tape._deck) is None:
             return stage.function(*args, **kwargs)
-        begun = tape._begin(stage, args, kwargs)
-        if begun.decision.plays:
-            return tape._play(begun)
-        started = time.perf_counter()
-        value = stage.function(*args, **kwargs)
-        tape._finish(begun, value, time.perf_counter() - started)
+        call = deck.usable().begin(stage, tape._scope(stage), args, kwargs)
+        if call.decision.plays:
+            return deck.play(call)
+        try:
+            with counting_calls(call.scope) as inside:
+                started = time.perf_counter()
+                value = stage.function(*args, **kwargs)
+                seconds = time.perf_counter() - started
+            if inspect.isawaitable(value):
+                raise _not_async(stage, value)
+            deck.submit(deck.copy(call, value, seconds, inside))
+        finally:
+            deck.end(call)
         return value
 
-    return call
+    return run
 
 
 def _async(tape: Tape, stage: Stage) -> Callable[..., Any]:
     @functools.wraps(stage.function)
-    async def call(*args: Any, **kwargs: Any) -> Any:
-        if tape.is_off:
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        if (deck := tape._deck) is None:
             return await stage.function(*args, **kwargs)
-        begun = tape._begin(stage, args, kwargs)
-        if begun.decision.plays:
-            return await asyncio.to_thread(tape._play, begun)
-        started = time.perf_counter()
-        value = await stage.function(*args, **kwargs)
-        tape._finish(begun, value, time.perf_counter() - started)
+        call = deck.usable().begin(stage, tape._scope(stage), args, kwargs)
+        if call.decision.plays:
+            return await asyncio.to_thread(deck.play, call)
+        try:
+            with counting_calls(call.scope) as inside:
+                started = time.perf_counter()
+                value = await stage.function(*args, **kwargs)
+                seconds = time.perf_counter() - started
+            # The copy is made here, before anyone can edit the value; a thread may wait for the disk.
+            job = deck.copy(call, value, seconds, inside)
+            if job is not None and deck.recorder.writer.waits(job):
+                await asyncio.to_thread(deck.submit, job)
+            else:
+                deck.submit(job)
+        finally:
+            deck.end(call)
         return value
 
-    return call
+    return run
+
+
+def _not_async(stage: Stage, value: Any) -> StageError:
+    if inspect.iscoroutine(value):
+        value.close()  # else Python warns that it was never awaited
+    return StageError(
+        f"{stage.origin} returned something to be awaited, but it is not an async function",
+        hint="make it `async def` and await inside, so that what is recorded is the result",
+    )

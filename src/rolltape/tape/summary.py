@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import threading
+from collections import Counter
+from dataclasses import dataclass
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Summary:
-    """What happened to a tape between opening and closing."""
+    """What happened to a tape since it was opened.
+
+    >>> print(Summary(recorded=3, bytes_written=10_400_000, lost=("train/rollout/step_000007.parquet",)))
+    3 recorded (10.4 MB), 1 LOST
+    """
 
     recorded: int = 0
     """Recordings written."""
@@ -16,30 +22,59 @@ class Summary:
     substituted: int = 0
     """Replays of another step than the one asked for."""
     live: int = 0
-    """Live calls whose result was not recorded."""
+    """Live calls whose result was not to be recorded."""
     missing: int = 0
-    """Steps asked for that were not on the tape."""
+    """Calls that were looked for on the tape and were not there, whatever ``on_miss`` then did."""
     kept: int = 0
     """Results not saved because another process had recorded that step meanwhile."""
-    never_played: list[str] = field(default_factory=list)
+    dropped: int = 0
+    """Old steps deleted, as ``max_keep`` asks."""
+    never_played: tuple[str, ...] = ()
     """Recordings of the stages replayed here that nobody asked for."""
+    lost: tuple[str, ...] = ()
+    """Files that could not be written."""
     bytes_written: int = 0
+    """Bytes of the recordings written, inputs included."""
     bytes_read: int = 0
+    """Bytes of the recordings replayed."""
     seconds_live: float = 0.0
     """Time spent in live calls."""
     seconds_saved: float = 0.0
     """What the replayed calls took when they were recorded, less the time it took to replay them."""
-    lost: list[str] = field(default_factory=list)
-    """Recordings that failed and were lost (``on_error: warn``)."""
 
     def __str__(self) -> str:
-        parts = [f"{self.recorded} recorded ({amount(self.bytes_written)})" if self.recorded else ""]
+        parts = [f"{self.recorded} recorded ({amount(self.bytes_written)})"] if self.recorded else []
         if self.replayed:
             parts.append(f"{self.replayed} replayed ({self.seconds_saved:.1f} s saved)")
         counts = {"substituted": self.substituted, "live": self.live, "missing": self.missing}
-        counts |= {"kept": self.kept, "never played": len(self.never_played), "LOST": len(self.lost)}
+        counts |= {"kept": self.kept, "dropped": self.dropped, "never played": len(self.never_played)}
+        counts |= {"LOST": len(self.lost)}
         parts += [f"{count} {what}" for what, count in counts.items() if count]
-        return ", ".join(part for part in parts if part) or "nothing recorded, nothing replayed"
+        return ", ".join(parts) or "nothing recorded, nothing replayed"
+
+
+class Tally:
+    """Counts what a tape does, from any thread."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lost: list[str] = []
+        self._lock = threading.Lock()
+
+    def add(self, **counts: float) -> None:
+        """Add to fields of the summary."""
+        with self._lock:
+            self._counts.update(counts)
+
+    def lose(self, name: str) -> None:
+        """Note a file that could not be written."""
+        with self._lock:
+            self._lost.append(name)
+
+    def summary(self, never_played: tuple[str, ...] = ()) -> Summary:
+        """Everything counted so far."""
+        with self._lock:
+            return Summary(**self._counts, never_played=never_played, lost=tuple(self._lost))
 
 
 def amount(nbytes: float) -> str:

@@ -2,52 +2,43 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
-from rolltape.batch.tree import Dismantled
-from rolltape.codec.pack import Packed
-from rolltape.errors import NoStepError, StageError, StepMissingError, TapeClosedError
-from rolltape.key import Key, check_name
+from rolltape.config_file import load_file
+from rolltape.errors import NoStepError, RolltapeError, StageError, StepMissingError
+from rolltape.key import check_name
 from rolltape.policy import Action, Decision, Mode, decide
-from rolltape.settings import Settings, load_file, resolve
+from rolltape.settings import Settings, resolve
 from rolltape.steps import as_step
 from rolltape.storage import LocalStorage
+from rolltape.tape.deck import Deck
 from rolltape.tape.dtypes import expected_dtypes
-from rolltape.tape.inputs import chosen_inputs, pack_inputs
+from rolltape.tape.inputs import Chooser
+from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import plain_metrics, read_metrics
 from rolltape.tape.missing import explain_missing
 from rolltape.tape.opening import open_tape, resolved_dir
-from rolltape.tape.player import Player
-from rolltape.tape.recorder import Recorder
 from rolltape.tape.recording import Recording
 from rolltape.tape.scope import Scope, current, entered
-from rolltape.tape.shelf import RecordedSteps, recordings
+from rolltape.tape.shelf import recordings
 from rolltape.tape.stage import Stage, wrap
 from rolltape.tape.summary import Summary
 
 log = logging.getLogger("rolltape")
 
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A stage call for which it is decided what happens."""
-
-    stage: Stage
-    key: Key
-    decision: Decision
-    inputs: tuple[Dismantled, Packed] | None
+_numbers = count()
 
 
 class Tape:
     """What was recorded of one run: a directory that stages write to, or are replayed from.
+
+    Safe to use from several threads, from asyncio tasks, and after a fork.
 
     >>> import tempfile
     >>> with Tape(tempfile.mkdtemp() + "/run", mode="record") as tape:
@@ -59,6 +50,13 @@ class Tape:
     >>> batch
     {'responses': ['A', 'B']}
     """
+
+    settings: Settings
+    """The options, read and checked."""
+    dir: str | None
+    """Where the tape is, as an absolute path; None if it is off."""
+    manifest: Manifest | None
+    """What ``tape.json`` says; None if the tape is off."""
 
     def __init__(
         self,
@@ -84,29 +82,25 @@ class Tape:
     ) -> None:
         """Open a tape. What is not given comes from ``ROLLTAPE_*`` variables, then from the defaults.
 
-        The options are those of :class:`rolltape.Settings`, where each is explained.
+        The options are those of :class:`rolltape.Settings`, which explains them; ``settings`` gives all.
         """
         given = {name: value for name, value in locals().items() if name not in ("self", "settings")}
         self.settings = settings or resolve(given, os.environ)
-        self.is_off = self.settings.mode is Mode.OFF
+        self.dir = self.manifest = None
+        self._deck: Deck | None = None
         self._stages: dict[str, Stage] = {}
-        self._summary = Summary()
-        self._closed = False
-        self._lock = threading.Lock()
-        self._logged: dict[str, set[int]] = {}
+        self._number = next(_numbers)
         if self.is_off:
             return
-        self.dir = resolved_dir(self.settings.dir or ".")
-        self._storage = LocalStorage(self.dir)
-        self.manifest = open_tape(self._storage, self.settings)
-        self._recorder = Recorder(self._storage, self.settings, self._summary)
-        self._player = Player(self._storage, self.settings, self._summary)
-        atexit.register(_close_at_exit, weakref.ref(self))
+        storage = LocalStorage(resolved_dir(self.settings.dir or "."))
+        self.dir = storage.location
+        self.manifest = open_tape(storage, self.settings)
+        self._deck = Deck(storage, self.settings, self.manifest)
         log.info("tape %s, mode %s", self.dir, self.settings.mode)
 
     @classmethod
     def from_config(cls, config: Any, **arguments: Any) -> Tape:
-        """A tape from a mapping, a dataclass, an OmegaConf config or a YAML/JSON file, or a section ``rolltape`` of it."""
+        """A tape from a mapping, a dataclass, OmegaConf or a YAML/JSON file, or its ``rolltape`` section."""
         return cls(settings=resolve(arguments, os.environ, load_file(config)))
 
     @classmethod
@@ -114,14 +108,24 @@ class Tape:
         """A tape from ``ROLLTAPE_*`` variables alone; off if they name no directory."""
         return cls(settings=resolve({}, os.environ))
 
+    @property
+    def is_off(self) -> bool:
+        """Whether the tape does nothing: stages run as if they were not stages."""
+        return self.settings.mode is Mode.OFF
+
     def __repr__(self) -> str:
         return "Tape(off)" if self.is_off else f"Tape({self.dir!r}, mode={str(self.settings.mode)!r})"
 
     def __enter__(self) -> Tape:
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self.close()
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            self.close()
+        except RolltapeError as failure:
+            if error is None:
+                raise
+            log.error("the tape could not be closed well either: %s", failure)  # the first error is the cause
 
     def stage(
         self,
@@ -136,11 +140,15 @@ class Tape:
         columns to the dtype they must have.
         """
         check_name("stage", name)
+        dtypes = expected_dtypes(expect or {})
 
-        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            stage = Stage(name, function, inputs, expected_dtypes(expect or {}))
+        def decorate(function: Any) -> Any:
+            if isinstance(function, (staticmethod, classmethod)):
+                return type(function)(decorate(function.__func__))
+            stage = Stage(name, function, Chooser.of(function, inputs), dtypes)
+            wrapped = wrap(self, stage)
             self._declare(stage)
-            return wrap(self, stage)
+            return wrapped
 
         return decorate
 
@@ -148,54 +156,75 @@ class Tape:
     def step(self, step: int, *, split: str | None = None, key: str | None = None) -> Iterator[None]:
         """The step that stages called inside belong to: in this thread, or in this asyncio task.
 
-        ``key`` names the calls made inside, for pipelines where many run at once in no fixed order.
+        Calls of a stage are numbered within the block, so a step is entered once. ``key`` names them instead,
+        where many run at once in no fixed order. If the block raises, its metrics are not written.
         """
         scope = Scope(as_step(step), check_name("split", split or self.settings.split), key)
-        if self.is_off:
+        if self._deck is None:
             yield
             return
-        self._usable()
-        with entered(id(self), scope):
-            try:
-                yield
-            finally:
-                self._keep_metrics(scope.split, scope.step, scope.metrics)
-        self._recorder.raise_failure()
+        deck = self._deck.usable()
+        deck.key("check", scope.step, scope.split, 0 if key is None else key)
+        with entered(self._number, scope):
+            yield
+        deck.keep_metrics(scope.split, scope.step, scope.metrics)
+        deck.recorder.raise_failure()
 
     def log(self, metrics: Mapping[str, Any], *, step: int | None = None, split: str | None = None) -> None:
-        """Put numbers of this step on the tape, exactly. In replay nothing is written."""
-        plain = plain_metrics(metrics)
-        if self.is_off:
+        """Put numbers of this step on the tape, exactly. In replay nothing is written.
+
+        Inside ``with tape.step(...)`` they are written together when the block ends; with ``step=`` at once.
+        """
+        if self._deck is None:
             return
-        self._usable()
-        scope = current(id(self))
-        if step is not None:
-            self._keep_metrics(check_name("split", split or self.settings.split), as_step(step), plain)
-        elif scope is not None:
-            scope.metrics.update(plain)
-        else:
+        deck = self._deck.usable()
+        scope = current(self._number)
+        if scope is None and step is None:
             raise _no_step("tape.log")
+        if self.settings.mode is Mode.REPLAY:
+            return
+        plain = plain_metrics(metrics)
+        if step is not None:
+            deck.keep_metrics(check_name("split", split or self.settings.split), as_step(step), plain)
+        elif scope is not None and scope.open:
+            scope.metrics.update(plain)
+        elif scope is not None:  # a task that outlived its block
+            deck.keep_metrics(scope.split, scope.step, plain)
 
     def metrics(self, split: str | None = None) -> dict[int, dict[str, Any]]:
         """Everything logged on the tape, by step."""
-        self._usable()
-        self.flush()
-        return read_metrics(self._storage, split or self.settings.split)
+        if self._deck is None:
+            return {}
+        self._deck.flush()
+        return read_metrics(self._deck.storage, split or self.settings.split, self.settings.rank)
 
     def plan(self, step: int, stage: str = "rollout", split: str | None = None) -> Decision:
-        """What would happen at this step, and why. Nothing is done."""
-        if self.is_off:
+        """What would happen at the first call of this step, and why. Nothing is done."""
+        if self._deck is None:
             return decide(step, (), self.settings.policy)
-        return self._decide(self._key(stage, as_step(step), split or self.settings.split, 0))
+        return self._deck.decide(self._deck.key(stage, as_step(step), split))
 
     def needs_engine(self, steps: Iterable[int], stage: str = "rollout", split: str | None = None) -> bool:
-        """Whether any of these steps would run live, so that an inference engine has to be started."""
-        return any(self.plan(step, stage, split).calls_live for step in steps)
+        """Whether any of these steps would run live, so that an inference engine has to be started.
+
+        A step that would be an error is warned about now, before anything expensive is started.
+        """
+        for step in steps:
+            plan = self.plan(step, stage, split)
+            if plan.calls_live:
+                return True
+            if plan.action is Action.ERROR:
+                log.warning("step %d will fail: %s", plan.step, plan.reason)
+                return False
+        return False
 
     def recordings(self, split: str | None = None, stage: str | None = None) -> Iterator[Recording]:
         """Everything on the tape, in order; reads names only."""
-        self._usable()
-        return (Recording(self._storage, key) for key in recordings(self._storage, split, stage))
+        if self._deck is None:
+            return iter(())
+        self._deck.flush()
+        storage = self._deck.storage
+        return (Recording(storage, key) for key in recordings(storage, split, stage))
 
     def recording(
         self,
@@ -207,130 +236,43 @@ class Tape:
         inputs: bool = False,
     ) -> Recording:
         """One recording, to read all or part of; ``inputs`` for the inputs of that call."""
-        self._usable()
-        key = replace(self._key(stage, as_step(step), split or self.settings.split, call), inputs=inputs)
-        self._recorder.writer.wait(replace(key, inputs=False).path)
-        if not self._storage.exists(key.path):
-            raise explain_missing(self._storage, key)
-        return Recording(self._storage, key)
+        if self._deck is None:
+            raise StepMissingError(f"step {step} cannot be read: the tape is off", hint="set dir and mode")
+        key = self._deck.key(stage, as_step(step), split, call)
+        self._deck.recorder.writer.wait(key.path)
+        key = replace(key, inputs=inputs)
+        if not self._deck.storage.exists(key.path):
+            raise explain_missing(self._deck.storage, key)
+        return Recording(self._deck.storage, key)
 
     def flush(self) -> None:
         """Wait until everything recorded so far is on disk; raises what went wrong."""
-        if not self.is_off:
-            self._recorder.flush()
+        if self._deck is not None:
+            self._deck.flush()
 
     def summary(self) -> Summary:
-        """What this tape has done so far."""
-        if not self.is_off and self._player.played:
-            stages = {(key.split, key.stage) for key in self._player.played}
-            unplayed = [
-                key.path
-                for split, stage in sorted(stages)
-                for key in recordings(self._storage, split, stage)
-                if key not in self._player.played and key.rank == self.settings.rank
-            ]
-            self._summary.never_played = unplayed
-        return self._summary
+        """What this tape has done so far. To tell what was never played, it lists the stages that were."""
+        return Summary() if self._deck is None else self._deck.summary()
 
     def close(self) -> Summary:
-        """Write what is pending, say what was done, and let go of the tape. Raises what went wrong."""
-        if self.is_off or self._closed:
-            return self._summary
-        self._recorder.writer.close()
-        self._player.close()
-        self._closed = True
-        summary = self.summary()
-        loud = logging.WARNING if summary.lost else logging.INFO
-        log.log(loud, "tape %s: %s", self.dir, summary)
-        self._recorder.raise_failure()
-        return summary
+        """Write what is pending, say what was done, and let go of the tape. Raises what went wrong, once."""
+        if self._deck is not None:
+            self._deck.close()
+        return self.summary()
 
     def _declare(self, stage: Stage) -> None:
-        known = self._stages.get(stage.name)
-        if known is not None and _origin(known) != _origin(stage):
+        known = self._stages.setdefault(stage.name, stage)
+        if known.origin != stage.origin:
             raise StageError(
-                f"there are two stages of the name {stage.name!r}: "
-                f"{'.'.join(_origin(known))} and {'.'.join(_origin(stage))}",
+                f"there are two stages of the name {stage.name!r}: {known.origin} and {stage.origin}",
                 hint="give each function a stage name of its own",
             )
-        self._stages[stage.name] = stage
 
-    def _usable(self) -> None:
-        if self._closed:
-            raise TapeClosedError(f"the tape {self.dir} is closed", hint="open it again")
-
-    def _key(self, stage: str, step: int, split: str, call: int | str) -> Key:
-        return Key(
-            split=split, stage=stage, step=step, call=call,
-            rank=self.settings.rank, world_size=self.settings.world_size,
-        )  # fmt: skip
-
-    def _decide(self, key: Key) -> Decision:
-        recorded = RecordedSteps(self._storage, self._recorder.writer, key)
-        return decide(key.step, recorded, self.settings.policy)
-
-    def _begin(self, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Begun:
-        """Decide what happens to a call, and copy its inputs while they are as given."""
-        self._usable()
-        self._recorder.raise_failure()
-        scope = current(id(self))
+    def _scope(self, stage: Stage) -> Scope:
+        scope = current(self._number)
         if scope is None:
             raise _no_step(f"stage {stage.name!r}")
-        key = self._key(stage.name, scope.step, scope.split, scope.next_call(stage.name))
-        decision = self._decide(key)
-        with self._lock:
-            self._summary.missing += (
-                decision.action is Action.SUBSTITUTE or decision.error is StepMissingError
-            )
-        if decision.error is StepMissingError:
-            raise explain_missing(self._storage, key, decision)
-        if decision.error is not None:
-            raise decision.error(decision.reason, where=f"{self.dir}/{key.path}", hint=decision.hint)
-        inputs = None
-        if stage.inputs and (decision.plays or decision.saves):
-            inputs = pack_inputs(chosen_inputs(stage.function, stage.inputs, args, kwargs))
-        return Begun(stage, key, decision, inputs)
-
-    def _play(self, begun: Begun) -> Any:
-        key, decision = begun.key, begun.decision
-        if decision.source is not None:
-            self._recorder.writer.wait(replace(key, step=decision.source).path)
-
-        def following() -> Key | None:
-            after = replace(key, step=key.step + 1)
-            ahead = self._decide(after)
-            return replace(after, step=ahead.source) if ahead.plays and ahead.source is not None else None
-
-        return self._player.play(
-            key, decision, expect=begun.stage.expect, inputs=begun.inputs, following=following
-        )
-
-    def _finish(self, begun: Begun, value: Any, seconds: float) -> None:
-        """Record the result of a live call, where that was decided."""
-        with self._lock:
-            self._summary.seconds_live += seconds
-            self._summary.live += not begun.decision.saves
-        if begun.decision.saves:
-            self._recorder.save(
-                begun.key,
-                value,
-                seconds=seconds,
-                inputs=None if begun.inputs is None else begun.inputs[1],
-                replacing=begun.decision.action is Action.REWRITE,
-                expect=begun.stage.expect,
-            )
-
-    def _keep_metrics(self, split: str, step: int, metrics: Mapping[str, Any]) -> None:
-        """Write metrics, unless this run replays: then the tape's are those of the recorded run."""
-        if not metrics or self.settings.mode is Mode.REPLAY:
-            return
-        if self.settings.mode is Mode.AUTO:
-            with self._lock:
-                if split not in self._logged:
-                    self._logged[split] = set(read_metrics(self._storage, split))
-            if step in self._logged[split]:
-                return
-        self._recorder.append_metrics(split, step, metrics)
+        return scope
 
 
 def _no_step(what: str) -> NoStepError:
@@ -342,16 +284,3 @@ def _no_step(what: str) -> NoStepError:
         ],
         hint="enter `with tape.step(n):` around the call, in the thread that makes it",
     )
-
-
-def _origin(stage: Stage) -> tuple[str, str]:
-    function = stage.function
-    name = getattr(function, "__qualname__", repr(function))
-    unique = f"#{id(function)}" if "<lambda>" in name else ""
-    return getattr(function, "__module__", "?") or "?", name + unique
-
-
-def _close_at_exit(reference: weakref.ref[Tape]) -> None:
-    tape = reference()
-    if tape is not None:
-        tape.close()

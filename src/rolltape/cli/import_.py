@@ -1,0 +1,87 @@
+"""``rolltape import``: recordings of verl, ROLL and slime onto a tape, without running what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rolltape.cli.arguments import Name, TapePath, json_option, steps_filter
+from rolltape.cli.output import Exit, Screen, complain, count, print_json
+from rolltape.cli.visible import shown, visible
+from rolltape.importing.run import Progress as Told
+from rolltape.importing.run import Report, import_dumps
+from rolltape.steps import StepSelector
+from rolltape.tape.missing import ranges
+
+
+@click.command("import", short_help="Bring dumps of verl, ROLL or slime onto a tape.")
+@click.argument("path", type=click.Path(exists=True))
+@click.option("--to", "tape", required=True, type=TapePath(), help="The tape; new, or one to add to.")
+@click.option("--split", type=Name(), help="Put everything into this split; by default as it was dumped.")
+@click.option("--stage", type=Name(), default="rollout", show_default=True, help="The stage to import as.")
+@steps_filter
+@click.option("--dry-run", is_flag=True, help="Read and check every dump, and write nothing.")
+@json_option
+def command(
+    path: str, tape: str, split: str | None, stage: str, steps: StepSelector, dry_run: bool, as_json: bool
+) -> Exit:
+    """Import what verl (RolloutSkip, SkipManager), ROLL (rollout mock) or slime dumped under PATH.
+
+    PATH is a file or a directory; what it holds is recognized. Dumps are pickles, which can hold programs:
+    here nothing in them is run, and a dump that asks for it is refused. Steps that are on the tape already
+    are kept, so an import that was interrupted can simply be run again.
+    """
+    with _progress() as told:
+        report = import_dumps(
+            path, tape, split=split, stage=stage, steps=steps, dry_run=dry_run, progress=told
+        )
+    if report is None:
+        complain(f"nothing in {path} looks like a dump of verl, ROLL or slime")
+        return Exit.NOTHING
+    if as_json:
+        print_json(asdict(report) | {"dry_run": dry_run})
+    else:
+        _print(report, dry_run)
+    for problem in report.problems:
+        complain(f"{problem.kind}: {problem.file}: {problem.message}")
+    if report.problems:
+        return Exit.FINDINGS
+    return Exit.CLEAN if report.imported or report.kept else Exit.NOTHING
+
+
+@contextmanager
+def _progress() -> Iterator[Told]:
+    """A bar on stderr, where that is a terminal."""
+    screen = Screen(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+
+        def told(done: int, total: int, name: str) -> None:
+            bar.update(task, completed=done, total=total, description=visible(name)[-60:])
+
+        yield told
+
+
+def _print(report: Report, dry_run: bool) -> None:
+    screen = Screen()
+    screen.print(shown(f"{report.system} in {report.root}"), soft_wrap=True)
+    shelves: dict[tuple[str, str], list[int]] = {}
+    samples: dict[tuple[str, str], int] = {}
+    for one in report.imported:
+        at = (one.split, one.stage)
+        shelves.setdefault(at, []).append(one.step)
+        samples[at] = samples.get(at, 0) + one.samples
+    for at, steps in shelves.items():
+        where = f"{at[0]}/{at[1]}"
+        screen.print(shown(f"  {where}: steps {ranges(sorted(set(steps)))}, {count(samples[at])} samples"))
+    word = "would be imported" if dry_run else "imported"
+    kept = f", {count(report.kept)} on the tape already" if report.kept else ""
+    bad = f", {count(len(report.problems))} left out" if report.problems else ""
+    screen.print(
+        shown(f"{count(len(report.imported))} recordings {word}{kept}{bad}: {report.tape}"), soft_wrap=True
+    )

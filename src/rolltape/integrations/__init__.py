@@ -1,0 +1,1 @@
+"""Training frameworks on tapes, one folder each. Nothing here is imported by ``import rolltape``."""

@@ -1,0 +1,38 @@
+"""Carries ``ROLLTAPE_*`` into Ray workers, also those of a cluster that was started without them.
+
+Ray calls ``forward`` inside ``ray.init`` because ``RAY_RUNTIME_ENV_HOOK`` names it. Knows nothing of tapes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import MutableMapping
+from typing import Any
+
+HOOK = "rolltape.integrations.ray_env.forward"
+VARIABLE = "RAY_RUNTIME_ENV_HOOK"
+BEFORE = "ROLLTAPE_RAY_HOOK_BEFORE"
+"""Keeps the hook that was set before ours; it is called first."""
+
+
+def forward(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
+    """The runtime environment with our variables in it; what the program set itself stays."""
+    before = os.environ.get(BEFORE)
+    if before:
+        module, _, name = before.rpartition(".")
+        runtime_env = getattr(importlib.import_module(module), name)(runtime_env)
+    found = dict(runtime_env or {})
+    ours = {name: value for name, value in os.environ.items() if name.startswith("ROLLTAPE_")}
+    found["env_vars"] = {**ours, **(found.get("env_vars") or {})}
+    return found
+
+
+def hook_into(environ: MutableMapping[str, str]) -> None:
+    """Name our hook in an environment, keeping one that is there."""
+    present = environ.get(VARIABLE)
+    if present == HOOK:
+        return
+    if present:
+        environ[BEFORE] = present
+    environ[VARIABLE] = HOOK

@@ -1,0 +1,124 @@
+"""``generate_sequences`` as a stage: DataProto in, DataProto out, sync or async.
+
+Used for verl's V0 trainer (role ``rollout``), its fully asynchronous one (``async_rollout``) and whatever else is
+decorated with ``SkipManager.annotate``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rolltape.errors import ConfigError
+from rolltape.integrations.verl import prompts as rows
+from rolltape.integrations.verl.session import Session
+from rolltape.policy import Action
+
+
+def find_prompts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The ``DataProto`` a decorated function or method was called with; None if there is none."""
+    candidates = [kwargs.get("prompts"), kwargs.get("batch"), *args[:2]]
+    return next((found for found in candidates if hasattr(found, "non_tensor_batch")), None)
+
+
+def is_validation(prompts: Any) -> bool:
+    """Whether the trainer validates with this batch."""
+    return bool((prompts.meta_info or {}).get("validate", False))
+
+
+def feed_index(prompts: Any) -> int:
+    """The step of one prompt in the fully asynchronous trainer: the order in which prompts are fed.
+
+    verl writes it into the uid: ``uid_sample_<epoch>_<index>``.
+    """
+    uids = prompts.non_tensor_batch.get("uid", ())
+    name = str(uids[0]).removeprefix("uid_") if len(uids) else ""
+    kind, _, rest = name.partition("_")
+    _, _, index = rest.partition("_")
+    if kind != "sample" or not index.isdecimal():
+        raise ConfigError(
+            f"the prompt is named {name!r}, from which no step can be told",
+            causes=["another version of verl names samples otherwise"],
+            hint="report it with the output of: rolltape doctor",
+        )
+    return int(index)
+
+
+class Generation:
+    """Runs one role's generation through a tape."""
+
+    def __init__(self, session: Session, role: str) -> None:
+        self.session = session
+        self.role = role
+
+    def run(self, live: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a generating function, or return what it returned when it was recorded."""
+        prompts = find_prompts(args, kwargs)
+        if not self._acts_on(prompts):
+            return live(*args, **kwargs)
+        job = _Job(self.session, self._step(prompts), prompts)
+
+        def rollout(prompts: Any) -> Any:
+            return job.keep(live(*args, **kwargs))
+
+        stage = self.session.tape.stage("rollout", inputs=["prompts"])(rollout)
+        return job.result(job.position.context.run(stage, rows.comparable(prompts)))
+
+    async def run_async(
+        self, live: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The same for a coroutine function."""
+        prompts = find_prompts(args, kwargs)
+        if not self._acts_on(prompts):
+            return await live(*args, **kwargs)
+        job = _Job(self.session, self._step(prompts), prompts)
+
+        async def rollout(prompts: Any) -> Any:
+            return job.keep(await live(*args, **kwargs))
+
+        stage = self.session.tape.stage("rollout", inputs=["prompts"])(rollout)
+        create_task = asyncio.get_running_loop().create_task
+        task = job.position.context.run(create_task, stage(rows.comparable(prompts)))
+        return job.result(await task)
+
+    def _acts_on(self, prompts: Any) -> bool:
+        """Whether the tape is concerned; validation is left alone unless asked for."""
+        return prompts is not None and (self.session.val or not is_validation(prompts))
+
+    def _step(self, prompts: Any) -> int:
+        """What verl counts for this role."""
+        if self.role == "async_rollout":
+            return feed_index(prompts)
+        manager = importlib.import_module("verl.utils.skip.skip_manager").SkipManager
+        known = (prompts.meta_info or {}).get("global_steps") if is_validation(prompts) else None
+        return max(0, int(manager.step if known is None else known))
+
+
+class _Job:
+    """One generation: what it was asked for, and what it gave if it ran."""
+
+    def __init__(self, session: Session, step: int, prompts: Any) -> None:
+        self.session = session
+        self.prompts = prompts
+        self.split = "val" if is_validation(prompts) else "train"
+        self.decision = session.plan(step, self.split)
+        self.position = session.enter(step, self.split)
+        self.call = self.position.call
+        self._ran: list[Any] = []
+
+    def keep(self, output: Any) -> Any:
+        """Remember what the live function returned; returns what is recorded of it."""
+        self._ran.append(output)
+        return rows.with_uids(output, self.prompts)
+
+    def result(self, recorded: Any) -> Any:
+        """What the trainer gets: its own object after a live call, else the recording."""
+        if self._ran:
+            return self._ran[0]
+        source = self.decision.source
+        if self.decision.action is Action.SUBSTITUTE and source is not None:
+            before = self.session.inputs(source, self.split, self.call)["prompts"]
+            rows.restore(self.prompts, before, recorded.non_tensor_batch.get("uid"))
+        return rows.as_returned(recorded)

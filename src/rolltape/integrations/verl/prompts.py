@@ -1,0 +1,62 @@
+"""The prompts of a generation: what of them is compared with the recording, and how they are put back.
+
+verl draws a random ``uid`` for every prompt of every run. It is recorded beside the responses (so that samples can be
+grouped by prompt), left out of the comparison, and put back together with the prompts where another step is played.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+log = logging.getLogger("rolltape")
+
+NOTE = "rolltape"
+"""The key of ``meta_info`` under which a recording notes what was added to it."""
+
+
+def comparable(prompts: Any) -> Any:
+    """A ``DataProto`` of the same prompts without their random names; shares the values."""
+    rest = {name: column for name, column in prompts.non_tensor_batch.items() if name != "uid"}
+    return type(prompts)(batch=prompts.batch, non_tensor_batch=rest, meta_info=dict(prompts.meta_info))
+
+
+def with_uids(output: Any, prompts: Any) -> Any:
+    """The output as it is recorded: with the uid of each sample, where verl left it out."""
+    uids = prompts.non_tensor_batch.get("uid")
+    if uids is None or "uid" in output.non_tensor_batch or len(uids) != len(output):
+        return output
+    columns = {**output.non_tensor_batch, "uid": uids}
+    meta = {**output.meta_info, NOTE: {"added": ["uid"]}}
+    return type(output)(batch=output.batch, non_tensor_batch=columns, meta_info=meta)
+
+
+def as_returned(recorded: Any) -> Any:
+    """The output as verl's function returned it."""
+    note = recorded.meta_info.pop(NOTE, None)
+    for name in (note or {}).get("added", ()):
+        recorded.non_tensor_batch.pop(name)
+    return recorded
+
+
+def restore(prompts: Any, recorded: Any, uids: Any) -> None:
+    """Make ``prompts`` the recorded ones, in place, so that responses of another step meet their own answers."""
+    prompts.batch = recorded.batch
+    prompts.non_tensor_batch = dict(recorded.non_tensor_batch)
+    if uids is not None:
+        prompts.non_tensor_batch["uid"] = uids
+
+
+def restore_groups(batch: Any, recorded: Any, uids: Any) -> None:
+    """The same for the batch before it was repeated n times: one row for each recorded uid."""
+    import numpy as np
+
+    _, first = np.unique(np.asarray(uids, dtype=str), return_index=True)
+    rows = np.sort(first)
+    if len(rows) != len(batch):
+        log.warning("the played step has %d prompts and this one %d; answers are left as they are", len(rows), len(batch))
+        return
+    known = {**recorded.non_tensor_batch, "uid": uids}
+    for name in batch.non_tensor_batch:
+        if name in known:
+            batch.non_tensor_batch[name] = known[name][rows]

@@ -1,0 +1,443 @@
+"""Writing happens behind the trainer's back: bounded, in order, and never quietly lost."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rolltape
+from rolltape.errors import DiskFullError, RecordError, TapeClosedError
+from rolltape.storage import LocalStorage
+from rolltape.tape.writer import Job, Writer
+from tests.taping import Gate, Rollout, batch_of, failing, files, held_back, record, same
+
+FIRST = "train/rollout/step_000000.parquet"
+
+
+def disk_full() -> DiskFullError:
+    return DiskFullError("no space to publish the file: it needed 12 bytes", where="disk")
+
+
+def writer(limit: int = 100, background: bool = True) -> tuple[Writer, list[tuple[str, BaseException]]]:
+    failures: list[tuple[str, BaseException]] = []
+    return Writer(
+        background=background,
+        max_pending_bytes=limit,
+        fail=lambda name, error: failures.append((name, error)),
+    ), failures
+
+
+def test_the_trainer_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rolltape.Tape(tmp_path / "t", mode="record") as tape, held_back(monkeypatch) as gate:
+        Rollout(tape).run(range(5))
+        assert gate.reached.wait(60)
+        assert files(tmp_path / "t") == {"tape.json"}
+        gate.opened.set()
+        tape.flush()
+        assert len(files(tmp_path / "t")) == 6
+
+
+def test_what_is_pending_counts_as_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rolltape.Tape(tmp_path / "t", mode="auto", on_miss="record") as tape, held_back(monkeypatch) as gate:
+        rollout = Rollout(tape)
+        rollout.run([0, 1])
+        assert tape.plan(1).plays
+        waiting = ThreadPoolExecutor(1).submit(rollout.run, [1])
+        assert gate.reached.wait(60)
+        gate.opened.set()
+        assert same(waiting.result()[1], batch_of(1))
+        assert rollout.live == [0, 1]
+
+
+def test_jobs_run_in_the_order_they_were_given() -> None:
+    work, failures = writer()
+    ran: list[int] = []
+    for number in range(50):
+        work.submit(Job(f"job {number}", lambda number=number: ran.append(number), 10))  # type: ignore[misc]
+    work.close()
+    assert (ran, failures) == (list(range(50)), [])
+
+
+@pytest.mark.parametrize("size", [40, 100, 1000])
+def test_memory_is_bounded(size: int) -> None:
+    """A trainer that is faster than the disk is slowed down; a job larger than the limit goes alone."""
+    work, _ = writer(limit=100)
+    held: list[int] = []
+    most, lock = [0], threading.Lock()
+    gate = Gate()
+
+    def run() -> None:
+        gate.passes()
+        with lock:
+            held.pop()
+
+    def produce() -> None:
+        for _ in range(10):
+            work.submit(Job("job", run, size))
+            with lock:
+                held.append(size)
+                most[0] = max(most[0], sum(held))
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    assert gate.reached.wait(60)
+    thread.join(0.05)
+    assert thread.is_alive(), "the producer waits for room"
+    gate.opened.set()
+    thread.join(60)
+    work.close()
+    # One more may be counted here between leaving the queue and being noted as held.
+    assert most[0] <= max(100, size) + size
+    assert not work.waits(Job("job", run, 10**9)), "an empty queue takes anything"
+
+
+def test_back_pressure_through_the_tape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tape = rolltape.Tape(tmp_path / "t", mode="record", max_pending_bytes=1)
+    rollout = Rollout(tape)
+    with held_back(monkeypatch) as gate, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(rollout.run, range(3))
+        assert gate.reached.wait(60)
+        while len(rollout.live) < 2:  # the second call is made, and waits for the first one's write
+            assert not running.done()
+        assert not running.done()
+        gate.opened.set()
+        running.result()
+    assert tape.close().recorded == 3
+
+
+def test_the_thread_lives_only_while_there_is_work(tmp_path: Path) -> None:
+    with rolltape.Tape(tmp_path / "t", mode="record") as tape:
+        Rollout(tape).run(range(3))
+        tape.flush()
+        for thread in threading.enumerate():
+            if thread.name == "rolltape-writer":
+                assert not thread.daemon
+                thread.join(60)
+        Rollout(tape).run([3])
+    assert tape.summary().recorded == 4
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_an_error_surfaces_at_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    tape = rolltape.Tape(tmp_path / "t", mode="record", background=background)
+    rollout = Rollout(tape)
+    with failing(monkeypatch, disk_full):
+        if background:
+            with held_back(monkeypatch) as gate:
+                rollout.run([0])
+                gate.opened.set()
+            tape._deck.recorder.writer.wait()  # type: ignore[union-attr]
+        with pytest.raises(DiskFullError, match="needed 12 bytes"):
+            rollout.run([1 if background else 0])
+    assert rollout.live == [0], "nothing more was generated for nothing"
+    rollout.run([2])
+    assert tape.close().lost == (FIRST,)
+    assert files(tmp_path / "t") == {"tape.json", "train/rollout/step_000002.parquet"}
+
+
+@pytest.mark.parametrize("surface", ["flush", "close", "step", "log", "metrics"])
+def test_an_error_surfaces_wherever_the_tape_is_used_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, surface: str
+) -> None:
+    tape = rolltape.Tape(tmp_path / "t", mode="record")
+    use: dict[str, Any] = {
+        "flush": tape.flush,
+        "close": tape.close,
+        "step": lambda: tape.step(1).__enter__(),
+        "log": lambda: tape.log({"a": 1}, step=1),
+        "metrics": tape.metrics,
+    }
+    with failing(monkeypatch, lambda: OSError("no such disk")):
+        gate = Gate()
+        tape._deck.recorder.writer.submit(Job("gate", gate.passes, 0))  # type: ignore[union-attr]
+        Rollout(tape).run([0])
+        gate.opened.set()
+        if surface in ("step", "log"):
+            tape._deck.recorder.writer.wait()  # type: ignore[union-attr]
+        with pytest.raises(RecordError, match=r"step_000000.*no such disk") as caught:
+            use[surface]()
+    assert isinstance(caught.value.__cause__, OSError)
+    assert "on_error=warn" in str(caught.value)
+    tape.close()  # said once
+    assert tape.summary().lost == (FIRST,)
+
+
+def test_several_errors_are_counted_in_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tape = rolltape.Tape(tmp_path / "t", mode="record")
+    with failing(monkeypatch, disk_full):
+        with held_back(monkeypatch):
+            Rollout(tape).run(range(3))
+        with pytest.raises(DiskFullError, match="2 more could not be written"):
+            tape.close()
+    assert len(tape.summary().lost) == 3
+
+
+def test_with_warn_training_goes_on_and_the_loss_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with rolltape.Tape(tmp_path / "t", mode="record", on_error="warn") as tape:
+        rollout = Rollout(tape)
+        with failing(monkeypatch, disk_full, "step_000001.parquet"):
+            assert list(rollout.run(range(4))) == [0, 1, 2, 3]
+            tape.flush()
+        with tape.step(4):
+            assert tape.stage("odd")(lambda: object())() is not None
+    summary = tape.summary()
+    assert summary.lost == ("train/rollout/step_000001.parquet", "train/odd/step_000004.parquet")
+    assert (summary.recorded, str(summary)) == (
+        3,
+        f"3 recorded ({summary.bytes_written / 1000:.1f} kB), 2 LOST",
+    )
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert sum(text.startswith("LOST: ") for text in said) == 2
+    assert "2 LOST" in said[-1]
+
+
+def test_a_lost_step_can_be_recorded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rolltape.Tape(tmp_path / "t", mode="record", on_error="warn") as tape:
+        rollout = Rollout(tape)
+        with failing(monkeypatch, disk_full):
+            rollout.run([0])
+            tape.flush()
+        rollout.run([0])
+    assert files(tmp_path / "t") == {"tape.json", FIRST}
+
+
+def test_a_closed_tape_says_so(tmp_path: Path) -> None:
+    tape = rolltape.Tape(tmp_path / "t", mode="record")
+    rollout = Rollout(tape)
+    rollout.run([0])
+    first = tape.close()
+    assert first.recorded == 1
+    assert tape.close() == first == tape.summary()
+    tape.flush()
+    for use in (lambda: rollout.run([1]), lambda: tape.log({"a": 1}, step=0)):
+        with pytest.raises(TapeClosedError, match="is closed") as caught:
+            use()
+        assert isinstance(caught.value, RuntimeError)
+    assert [recording.key.step for recording in tape.recordings()] == [0], "reading needs nothing open"
+    assert same(tape.recording(0).value(), batch_of(0))
+
+
+def test_a_call_that_ends_after_the_tape_was_closed_is_loud(tmp_path: Path) -> None:
+    tape = rolltape.Tape(tmp_path / "t", mode="record")
+    gate = Gate()
+
+    @tape.stage("rollout")
+    def generate() -> list[int]:
+        gate.passes()
+        return [1]
+
+    def work() -> None:
+        with tape.step(0):
+            generate()
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(work)
+        assert gate.reached.wait(60)
+        tape.close()
+        gate.opened.set()
+        with pytest.raises(TapeClosedError, match="came after the tape was closed"):
+            running.result()
+    assert files(tmp_path / "t") == {"tape.json"}
+
+
+def test_the_error_of_the_training_loop_is_not_hidden_by_one_of_the_tape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train() -> None:
+        with rolltape.Tape(tmp_path / "t", mode="record") as tape, held_back(monkeypatch):
+            Rollout(tape).run([0])
+            raise ZeroDivisionError
+
+    with failing(monkeypatch, disk_full), pytest.raises(ZeroDivisionError):
+        train()
+    assert "the tape could not be closed well either: no space" in caplog.text
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_ctrl_c_leaves_what_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    publish = LocalStorage.publish
+
+    def interrupted(self: LocalStorage, name: str, chunks: Any, *, replace: bool) -> int:
+        if name.endswith("step_000001.parquet"):
+            raise KeyboardInterrupt
+        return publish(self, name, chunks, replace=replace)
+
+    monkeypatch.setattr(LocalStorage, "publish", interrupted)
+    tape = rolltape.Tape(tmp_path / "t", mode="record", background=background)
+    rollout = Rollout(tape)
+    rollout.run([0])
+    # On the writer's own thread it is a failure like any other; on the trainer's it is the trainer's.
+    if background:
+        rollout.run([1])
+        with pytest.raises(RecordError, match="KeyboardInterrupt"):
+            tape.flush()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            rollout.run([1])
+    tape.close()
+    assert FIRST in files(tmp_path / "t")
+    assert "train/rollout/step_000001.parquet" not in files(tmp_path / "t")
+
+
+def python(code: str, *args: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program of its own."""
+    program = "import sys, os, rolltape\nfrom tests.taping import Rollout\n" + textwrap.dedent(code)
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, args)], capture_output=True, text=True, timeout=120
+    )
+
+
+SLOW_DISK = """
+import threading, time
+from rolltape.storage import LocalStorage
+publish = LocalStorage.publish
+main = threading.main_thread()
+def late(self, name, chunks, *, replace):
+    # Nothing is written before the program's last line has run.
+    while name.endswith(".parquet") and not done.is_set() and main.is_alive(): done.wait(0.01)
+    return publish(self, name, chunks, replace=replace)
+LocalStorage.publish = late
+done = threading.Event()
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "done.set()",
+        "done.set(); sys.exit(3)",
+        "done.set(); del tape; import gc; gc.collect()",
+        "done.set(); 1/0",
+    ],
+)
+def test_a_program_that_never_closes_its_tape_loses_nothing(tmp_path: Path, end: str) -> None:
+    ran = python(
+        SLOW_DISK + f"tape = rolltape.Tape(sys.argv[1], mode='record'); Rollout(tape).run(range(3)); {end}",
+        tmp_path / "t",
+    )
+    assert ran.returncode == {"d": 0, "s": 3}.get(end.rpartition("; ")[2][0], 0 if "gc" in end else 1), (
+        ran.stderr
+    )
+    with rolltape.Tape(tmp_path / "t", mode="replay") as tape:
+        Rollout(tape).run(range(3))
+    assert "1/0" in end or not ran.stderr
+
+
+def test_a_failure_at_the_very_end_is_seen(tmp_path: Path) -> None:
+    ran = python(
+        """
+        from rolltape.storage import LocalStorage
+        publish = LocalStorage.publish
+        def fail(self, name, chunks, *, replace):
+            if name.endswith(".parquet"): raise OSError("the disk is gone")
+            return publish(self, name, chunks, replace=replace)
+        LocalStorage.publish = fail
+        tape = rolltape.Tape(sys.argv[1], mode="record")
+        with tape.step(0):
+            tape.stage("rollout")(lambda: [1])()
+        """,
+        tmp_path / "t",
+    )
+    assert "step_000000.parquet could not be recorded: the disk is gone" in ran.stderr
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_worker_process_that_just_returns_loses_nothing(tmp_path: Path, method: str) -> None:
+    """multiprocessing ends its children without running atexit."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            f"""
+            import multiprocessing, sys, rolltape
+            from tests.taping import Rollout
+
+            def work(directory):
+                tape = rolltape.Tape(directory, mode="record")
+                Rollout(tape).run(range(3))
+
+            if __name__ == "__main__":
+                process = multiprocessing.get_context({method!r}).Process(target=work, args=(sys.argv[1],))
+                process.start()
+                process.join(60)
+                sys.exit(process.exitcode)
+            """
+        )
+    )
+    root = Path(__file__).resolve().parents[1]
+    code = f"import runpy, sys; sys.path[:0] = [{str(root)!r}]; sys.argv = sys.argv[1:]; "
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code + "runpy.run_path(sys.argv[0], run_name='__main__')",
+         str(program), str(tmp_path / "t")],
+        capture_output=True, text=True, timeout=120, cwd=root,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert len(files(tmp_path / "t")) == 4
+
+
+def test_a_fork_after_opening_has_a_tape_of_its_own(tmp_path: Path) -> None:
+    """The parent has writes pending and locks held; the child records, replays and ends without deadlock."""
+    ran = python(
+        SLOW_DISK
+        + """
+import warnings; warnings.simplefilter("ignore")  # Python 3.12 warns about any fork beside threads
+tape = rolltape.Tape(sys.argv[1], mode="auto")
+rollout = Rollout(tape)
+rollout.run([0]); done.set(); tape.flush(); rollout.run([0, 0]); done.clear()
+rollout.run([1])                       # pending in the parent alone
+deck = tape._deck
+locks = [deck._lock, deck._tally._lock, deck.recorder._lock, deck.recorder.writer._changed]
+for lock in locks: lock.acquire()
+child = os.fork()
+if child == 0:
+    done.set()
+    rollout.run([2, 0])
+    assert rollout.live == [0, 1, 2], rollout.live
+    summary = tape.close()
+    assert (summary.recorded, summary.replayed) == (1, 1), summary
+    os._exit(7)
+for lock in locks: lock.release()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+done.set()
+assert tape.close().recorded == 2
+""",
+        tmp_path / "t",
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert len(files(tmp_path / "t")) == 4
+
+
+def test_an_unfinished_recording_is_absent_not_broken(tmp_path: Path) -> None:
+    ran = python(
+        """
+        import threading
+        from rolltape.storage import posix
+        from rolltape.storage import LocalStorage
+        real = posix.write_all
+        def half(fd, buffers):
+            real(fd, [buffers[0][: len(buffers[0]) // 2]]); os._exit(9)
+        tape = rolltape.Tape(sys.argv[1], mode="record")
+        rollout = Rollout(tape)
+        rollout.run([0]); tape.flush()
+        posix.write_all = half
+        rollout.run([1]); tape.flush()
+        """,
+        tmp_path / "t",
+    )
+    assert ran.returncode == 9
+    assert files(tmp_path / "t") == {"tape.json", FIRST}
+    record(tmp_path / "t", [1])
+    assert list((tmp_path / "t/.tmp").iterdir()) == [], "what the dead process left is cleaned up"

@@ -1,0 +1,5 @@
+"""The reward of the test runs: how much of the answer is vowels. Differs between samples of an untrained model."""
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **rest):
+    return sum(letter in "aeiou" for letter in solution_str.lower()) / max(1, len(solution_str))
