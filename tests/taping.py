@@ -15,6 +15,9 @@ import numpy as np
 import rolltape
 from rolltape.storage import LocalStorage
 
+ROOT = Path(__file__).resolve().parents[1]
+"""Where a program that imports ``tests.taping`` has to run."""
+
 
 def batch_of(step: int, samples: int = 4) -> dict[str, Any]:
     """A rollout batch that tells its step."""

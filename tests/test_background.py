@@ -17,7 +17,7 @@ import rolltape
 from rolltape.errors import DiskFullError, RecordError, TapeClosedError
 from rolltape.storage import LocalStorage
 from rolltape.tape.writer import Job, Writer
-from tests.taping import Gate, Rollout, batch_of, failing, files, held_back, record, same
+from tests.taping import ROOT, Gate, Rollout, batch_of, failing, files, held_back, record, same
 
 FIRST = "train/rollout/step_000000.parquet"
 
@@ -296,9 +296,8 @@ def test_ctrl_c_leaves_what_was_recorded(
 def python(code: str, *args: Any) -> subprocess.CompletedProcess[str]:
     """Run a program of its own."""
     program = "import sys, os, rolltape\nfrom tests.taping import Rollout\n" + textwrap.dedent(code)
-    return subprocess.run(
-        [sys.executable, "-c", program, *map(str, args)], capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-c", program, *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
 
 
 SLOW_DISK = """
@@ -377,12 +376,11 @@ def test_a_worker_process_that_just_returns_loses_nothing(tmp_path: Path, method
             """
         )
     )
-    root = Path(__file__).resolve().parents[1]
-    code = f"import runpy, sys; sys.path[:0] = [{str(root)!r}]; sys.argv = sys.argv[1:]; "
+    code = f"import runpy, sys; sys.path[:0] = [{str(ROOT)!r}]; sys.argv = sys.argv[1:]; "
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code + "runpy.run_path(sys.argv[0], run_name='__main__')",
          str(program), str(tmp_path / "t")],
-        capture_output=True, text=True, timeout=120, cwd=root,
+        capture_output=True, text=True, timeout=120, cwd=ROOT,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert len(files(tmp_path / "t")) == 4

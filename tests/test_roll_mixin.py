@@ -1,4 +1,4 @@
-"""A scheduler of one's own: ROLL's mixin by its names, or the one decorator; `mode` or `is_val`, sync or async."""
+"""A scheduler of one's own: the mixin by ROLL's names, or the decorator; `mode` or `is_val`; sync or not."""
 
 import asyncio
 import logging
@@ -149,7 +149,7 @@ def test_a_scheduler_needs_a_mode(tmp_path):
 
 
 def test_a_mode_that_is_none_is_refused_by_name(tmp_path):
-    with pytest.raises(ConfigError, match="rollout_mock.mode is 'moc'"):  # ROLL would do nothing at all
+    with pytest.raises(ConfigError, match=r"rollout_mock\.mode is 'moc'"):  # ROLL would do nothing at all
         ByHand(config(tmp_path, "moc"), "train")
 
 

@@ -132,7 +132,9 @@ def test_every_dtype_with_empty_and_narrow_axes(dtype: str, shape: tuple[int, ..
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_columns_stored_as_raw_rows_can_be_derived_from(dtype: str) -> None:
     left, right = (random_array(seed, dtype, (3, 40, 60)) for seed in (1, 2))
-    assert_roundtrip({"left": left, "right": right, "both": np.concatenate([left, right], axis=1), "again": left.copy()})
+    assert_roundtrip(
+        {"left": left, "right": right, "both": np.concatenate([left, right], axis=1), "again": left.copy()}
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -16,7 +16,7 @@ from rolltape.batch import Batch, register_adapter
 from rolltape.errors import *  # noqa: F403
 from rolltape.key import Key
 from rolltape.policy import Action, Decision, Mode, OnMiss, Overwrite
-from rolltape.settings import Settings
+from rolltape.settings import MatchLevel, OnError, Settings
 from rolltape.steps import StepSelector
 from rolltape.tape import Recording, Summary, Tape
 
@@ -25,7 +25,9 @@ __all__ = [
     "Batch",
     "Decision",
     "Key",
+    "MatchLevel",
     "Mode",
+    "OnError",
     "OnMiss",
     "Overwrite",
     "Recording",

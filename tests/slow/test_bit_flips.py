@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import rolltape
+from rolltape.codec.seal import seal
 from tests.fixtures import content
 from tests.fixtures.exact import digest
 from tests.slow.damage import DETECTED, Patient, bounded
@@ -120,6 +121,21 @@ def test_lengths_that_lie() -> None:
         assert patient.try_damaged(data[: footer - 8] + number + data[footer - 4 :], f"{value} chunks")
 
 
+def test_a_file_of_a_newer_format_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rolltape.codec.file.FORMAT", 2)
+    newer = Patient(content.wholes())
+    monkeypatch.undo()
+    for read in (
+        newer.read,
+        newer.part("responses", slice(0, 1)),
+        lambda data: newer.recording(data).verify(),
+    ):
+        with pytest.raises(
+            rolltape.FormatVersionError, match=r"has format 2; .* reads up to 1(?s:.*)where: /memory/"
+        ):
+            read(newer.data)
+
+
 def foreign() -> dict[str, bytes]:
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"responses": [[1, 2], [3]], "_uid": ["a", "b"]}), sink)
@@ -132,6 +148,7 @@ def foreign() -> dict[str, bytes]:
         "text": b"once upon a time\n" * 99,
         "zeros": bytes(100_000),
         "parquet of another tool": parquet,
+        "parquet of another tool, sealed": b"".join(map(bytes, seal(pa.py_buffer(parquet)))),
         "a small tail": parquet[-40:],
         "only a seal": b"PAR1RTSEAL01" + bytes(12) + b"PAR1",
     }

@@ -87,7 +87,7 @@ def _tensor_bits(value: Any, path: Path) -> Bits:
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in dtypes.NATIVE and dtype not in dtypes.HELD_AS:
         raise unsupported(value, path, f"dtype {value.dtype} is not known")
-    if value.has_names():
+    if hasattr(value, "has_names") and value.has_names():  # gone from torch 2.13
         raise unsupported(value, path, "the names of its dimensions would be lost; pass value.rename(None)")
     wrap: dict[str, Json] = {"lib": "torch"}
     if type(value) is torch.nn.Parameter:

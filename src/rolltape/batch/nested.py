@@ -18,14 +18,14 @@ def is_nested(value: Any) -> bool:
 
 
 def as_ragged(value: Any, path: Path) -> tuple[RaggedColumn, dict[str, Json]] | None:
-    """The plain jagged case, ``(samples, ragged, …)`` without holes; None if it is another one."""
+    """The plain jagged case, ``(samples, ragged, …)`` end to end; None if it is another one."""
     torch = arrays.import_torch()
     if value.layout is not torch.jagged or value._ragged_idx != 1 or value.lengths() is not None:
         return None
     offsets = value.offsets().detach().cpu().numpy()
-    bits = arrays.bits_of(value.values().contiguous(), path)
+    bits = arrays.bits_of(value.values(), path)
     inner = bits.data.shape[1:]
-    if offsets[0] != 0 or offsets[-1] != bits.data.shape[0] or 0 in inner:
+    if offsets[0] != 0 or offsets[-1] != bits.data.shape[0] or 0 in inner or "order" in bits.wrap:
         return None
     wrap: dict[str, Json] = {"lib": "jagged", "offsets": offsets.dtype.name}
     if value.requires_grad:

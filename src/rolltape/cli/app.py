@@ -92,13 +92,15 @@ def exit_code(run: Callable[[], int | None]) -> int:
 
 
 def _failed(error: Exception) -> int:
+    asked = os.environ.get("ROLLTAPE_TRACEBACK", "0") not in ("", "0")
+    if asked:
+        complain("".join(traceback.format_exception(error)))
     if isinstance(error, (RolltapeError, OSError)):
         complain(f"error: {error}")
-    else:
-        complain(f"internal error: {type(error).__name__}: {error}")
-        complain("  next: run it again with ROLLTAPE_TRACEBACK=1 to see where, and report it")
-    if os.environ.get("ROLLTAPE_TRACEBACK", "0") not in ("", "0"):
-        traceback.print_exception(error)
+        return Exit.ERROR
+    complain(f"internal error: {type(error).__name__}: {error}")
+    if not asked:
+        complain("  next: run it again with ROLLTAPE_TRACEBACK=1 to see where it happened, and report it")
     return Exit.ERROR
 
 

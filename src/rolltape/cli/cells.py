@@ -11,9 +11,11 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rolltape.batch.columns import ArrayColumn, Column, RaggedColumn
 
+Array: TypeAlias = NDArray[Any]
 Cell: TypeAlias = Any
 """A value of one sample: a numpy array, or a plain Python value."""
 
@@ -34,7 +36,7 @@ def cell_of(column: Column, sample: int) -> Cell:
     return column.values[sample]
 
 
-def _numbers(data: Any, dtype: str) -> np.ndarray:
+def _numbers(data: Any, dtype: str) -> Array:
     if dtype == "bfloat16":
         return (np.asarray(data).astype(np.uint32) << 16).view(np.float32)
     return np.asarray(data)
@@ -68,7 +70,7 @@ def abridged(text: str) -> str:
     return f"{head} ⋯ {len(text) - len(head) - len(tail):,} characters ⋯ {tail}"
 
 
-def _array_text(cell: np.ndarray, full: bool) -> str:
+def _array_text(cell: Array, full: bool) -> str:
     if cell.ndim == 0:
         return _number(cell[()], full)
     items = _runs(cell.reshape(-1), full)
@@ -78,7 +80,7 @@ def _array_text(cell: np.ndarray, full: bool) -> str:
     return shape + (", ".join(items) or "(empty)")
 
 
-def _runs(flat: np.ndarray, full: bool) -> list[str]:
+def _runs(flat: Array, full: bool) -> list[str]:
     """The numbers of an array, with equal neighbours drawn together."""
     texts: list[str] = []
     for text, group in groupby(_number(value, full) for value in flat):

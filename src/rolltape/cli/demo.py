@@ -52,7 +52,7 @@ def train(
     metrics: list[dict[str, float]] = []
 
     @tape.stage("rollout", inputs=True)
-    def rollout(prompts: np.ndarray) -> Any:
+    def rollout(prompts: model.Array) -> Any:
         return generate(policy, prompts, rng)
 
     for step in range(steps):
@@ -163,14 +163,13 @@ def act_3(screen: Screen, where: str, recorded: Run) -> None:
         style = "" if value == run.metrics[step][name] else "red"
         table.add_row(f"  {name}", repr(value), Text(repr(run.metrics[step][name]), style=style))
     screen.print(table)
-    batch = tape_responses(where, step)
-    screen.print(
-        f"  why there: {counted(batch, 'response')} of step {step} are longer than six tokens, none before"
-    )
+    counts = [long_responses(where, number) for number in range(step + 1)]
+    before = f"{sum(counts[:-1])} in the steps before"
+    screen.print(f"  why there: it has {counted(counts[-1], 'response')} longer than six tokens; {before}")
 
 
-def tape_responses(where: str, step: int) -> int:
-    """How many responses of a step the planted bug cuts short."""
+def long_responses(where: str, step: int) -> int:
+    """How many responses of a step the planted bug cuts short: of the recording, one column is read."""
     with Tape(settings=Settings(dir=where, mode=Mode.REPLAY)) as tape:
         mask = tape.recording(step).batch(["response_mask"])["response_mask"]
     return int((mask.sum(axis=1) > 6).sum())

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 END, PAD = 10, 11
 VOCABULARY = 11
@@ -22,11 +24,12 @@ GROUP = 8
 LEARNING_RATE = 5e-3
 CLIP = 0.2
 
-Params = dict[str, np.ndarray]
-Batch = dict[str, np.ndarray]
+Array: TypeAlias = NDArray[Any]
+Params: TypeAlias = dict[str, Array]
+Batch: TypeAlias = dict[str, Array]
 
 
-def curriculum(step: int, prompts: int = 24) -> np.ndarray:
+def curriculum(step: int, prompts: int = 24) -> Array:
     """The prompts of a step. Long counts come later: every fourth step starts one digit lower."""
     lowest = max(6 - step // 4, 0)
     return np.resize(np.arange(lowest, 9), prompts).astype(np.int64)
@@ -37,7 +40,7 @@ def is_right(before: int, token: int) -> bool:
     return token == before + 1
 
 
-def text(tokens: np.ndarray) -> str:
+def text(tokens: Array) -> str:
     """Tokens as people write them."""
     return " ".join("." if token == END else str(token) for token in tokens.tolist() if token != PAD)
 
@@ -73,7 +76,7 @@ class Policy:
             state.update(self.params[name].tobytes())
         return state.hexdigest()
 
-    def forward(self, before: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, ...]:
+    def forward(self, before: Array, at: Array) -> tuple[Array, ...]:
         """Input, hidden layer and log-probabilities of the next token, for any number of places."""
         p = self.params
         x = p["token"][before] + p["position"][at]
@@ -107,7 +110,7 @@ class Policy:
             self.params[name] -= np.float32(LEARNING_RATE) * first / (np.sqrt(second) + np.float32(1e-8))
 
 
-def generate(policy: Policy, prompts: np.ndarray, rng: np.random.Generator) -> dict[str, object]:
+def generate(policy: Policy, prompts: Array, rng: np.random.Generator) -> dict[str, object]:
     """What an inference engine does: a group of sampled responses to every prompt, scored."""
     digits = np.repeat(prompts, GROUP)
     responses = np.full((len(digits), WIDTH), PAD, np.int64)
@@ -130,7 +133,7 @@ def generate(policy: Policy, prompts: np.ndarray, rng: np.random.Generator) -> d
     }  # fmt: skip
 
 
-def group_advantages(scores: np.ndarray) -> np.ndarray:
+def group_advantages(scores: Array) -> Array:
     """How much better the rest of a response went, from each token on, than in the others of its group."""
     to_come = np.cumsum(scores[:, ::-1], axis=1)[:, ::-1].reshape(-1, GROUP, WIDTH)
     better = to_come - to_come.mean(axis=1, keepdims=True)
@@ -163,9 +166,7 @@ def train_on(policy: Policy, batch: Batch, *, bug: bool = False) -> dict[str, fl
 USED = ("prompts", "responses", "rollout_log_probs")
 
 
-def _accumulate(
-    policy: Policy, batch: Batch, mask: np.ndarray, advantages: np.ndarray, grads: Params
-) -> float:
+def _accumulate(policy: Policy, batch: Batch, mask: Array, advantages: Array, grads: Params) -> float:
     """The clipped policy-gradient loss of some samples; adds its gradients to ``grads``."""
     row, at = np.nonzero(mask)
     before = np.concatenate([batch["prompts"], batch["responses"][:, :-1]], axis=1)[row, at]

@@ -95,7 +95,12 @@ def _metrics(storage: LocalStorage, name: str) -> Iterator[Finding]:
         try:
             node = json.loads(line) if line else {"step": 0, "metrics": {}}
         except ValueError as error:
-            yield Finding("metrics", name, f"line {number} cannot be read: {error}")
+            why = (
+                f"{error.msg}, column {error.colno}"
+                if isinstance(error, json.JSONDecodeError)
+                else "not UTF-8"
+            )
+            yield Finding("metrics", name, f"line {number} cannot be read: {why}")
             continue
         good = (
             isinstance(node, dict) and type(node.get("step")) is int and isinstance(node.get("metrics"), dict)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rolltape.cli.arguments import Name, TapePath, json_option, steps_filter
 from rolltape.cli.output import Exit, Screen, complain, count, print_json
-from rolltape.cli.visible import shown, visible
-from rolltape.importing.run import Progress as Told
+from rolltape.cli.progress import progress_bar
+from rolltape.cli.visible import shown
 from rolltape.importing.run import Report, import_dumps
 from rolltape.steps import StepSelector
 from rolltape.tape.missing import ranges
@@ -35,7 +32,7 @@ def command(
     here nothing in them is run, and a dump that asks for it is refused. Steps that are on the tape already
     are kept, so an import that was interrupted can simply be run again.
     """
-    with _progress() as told:
+    with progress_bar() as told:
         report = import_dumps(
             path, tape, split=split, stage=stage, steps=steps, dry_run=dry_run, progress=told
         )
@@ -51,20 +48,6 @@ def command(
     if report.problems:
         return Exit.FINDINGS
     return Exit.CLEAN if report.imported or report.kept else Exit.NOTHING
-
-
-@contextmanager
-def _progress() -> Iterator[Told]:
-    """A bar on stderr, where that is a terminal."""
-    screen = Screen(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-
-        def told(done: int, total: int, name: str) -> None:
-            bar.update(task, completed=done, total=total, description=visible(name)[-60:])
-
-        yield told
 
 
 def _print(report: Report, dry_run: bool) -> None:

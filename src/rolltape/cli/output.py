@@ -50,6 +50,11 @@ class Screen(Console):
             emoji=False,
         )
 
+    @property
+    def wraps(self) -> bool:
+        """Whether long lines should be broken: somebody looks at them."""
+        return self.width < PIPED_WIDTH
+
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 

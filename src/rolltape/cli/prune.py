@@ -13,6 +13,7 @@ from rolltape.cli.arguments import Steps, split_filter, stage_filter, tape_argum
 from rolltape.cli.findings import stale_files
 from rolltape.cli.output import Exit, Screen, complain, counted, new_table
 from rolltape.cli.tapes import OpenTape, Shelf, open_tape, shelves
+from rolltape.cli.visible import visible
 from rolltape.steps import NO_STEPS, StepSelector
 from rolltape.tape.missing import ranges
 from rolltape.tape.opening import STALE_AFTER
@@ -63,7 +64,7 @@ def command(
         stale = counted(len(stale_files(opened.storage)[0]), "leftover")
         complain(f"dry run: nothing was deleted; {stale} of processes that are gone would be removed too")
         return Exit.CLEAN
-    if chosen and not yes and not _confirmed(chosen):
+    if chosen and not yes and not _confirmed(opened, chosen):
         complain("nothing was deleted")
         return Exit.CLEAN
     _delete(opened, chosen)
@@ -108,12 +109,12 @@ def _total(chosen: list[Doomed]) -> str:
     return f"{counted(files, 'file')}, {amount(size)}"
 
 
-def _confirmed(chosen: list[Doomed]) -> bool:
+def _confirmed(tape: OpenTape, chosen: list[Doomed]) -> bool:
     if not sys.stdin.isatty():
         raise click.UsageError(
             f"to delete {_total(chosen)} without a terminal to ask on, give --yes (or --dry-run)"
         )
-    return click.confirm(f"Delete {_total(chosen)}?", err=True)
+    return click.confirm(f"Delete {_total(chosen)} from {visible(tape.storage.location)}?", err=True)
 
 
 def _delete(tape: OpenTape, chosen: list[Doomed]) -> None:

@@ -62,7 +62,9 @@ class Seen:
 @click.option(
     "--call", default="0", show_default=True, help="Which call of the stage: a number, or its name."
 )
-@click.option("--rank", type=click.IntRange(min=0), help="Whose shard, where several processes recorded.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), metavar="R", help="Whose shard, where several processes recorded."
+)
 @click.option("--inputs", is_flag=True, help="The recorded inputs of the call instead of its result.")
 @click.option("--sample", type=click.IntRange(min=0), metavar="N", help="Only sample N.")
 @click.option("--samples", type=Steps(), metavar="0-3,7", help=f"These samples (default: the first {FIRST}).")
@@ -177,7 +179,9 @@ def _print_recording(row: RecordingRow, file: RecordingFile) -> None:
     facts = [counted(row.samples or 0, "sample"), amount(row.bytes or 0), f"recorded {moment(row.recorded)}"]
     screen.print(", ".join([*facts, f"the live call took {seconds(row.live_seconds)}"]))
     screen.print(shown(row.file, "dim"), soft_wrap=True)
-    table = new_table("column", "type", "stored", "bytes", right=("bytes",), fold={"column": 12})
+    table = new_table(
+        "column", "type", "stored", "bytes", right=("bytes",), fold={"column": 10, "type": 9, "stored": 9}
+    )
     for column in column_rows(file, row.file):
         size = "–" if column.bytes is None else amount(column.bytes)
         table.add_row(shown(column.name), column.type, shown(column.stored), size)
@@ -195,7 +199,7 @@ def _print_sample(seen: Seen, fields: list[Field], full: bool) -> None:
     title = Text(f"\nsample {seen.sample}", style="bold cyan")
     facts = [f"uid {seen.uid} #{seen.index}"] if seen.uid else []
     facts += [counted(n, f"{what} token") for n, what in _lengths(seen) if n is not None]
-    screen.print(title + shown("  " + ", ".join(facts), "not bold default"), soft_wrap=True)
+    screen.print(title + shown("".join(["  ", ", ".join(facts)] if facts else []), "not bold default"))
     for field in fields:
         if field.column in seen.cells:
             body = shown(field_text(field, seen.cells[field.column], full=full), lines=True)
@@ -216,9 +220,9 @@ def _print_field(screen: Screen, name: str, body: Text) -> None:
         return
     screen.print(Text("  ") + label, soft_wrap=True)
     for line in body.split("\n", allow_blank=True):
-        for part in line.wrap(screen, max(screen.width - 4, 20)):
+        for part in line.wrap(screen, max(screen.width - 4, 20)) if screen.wraps else [line]:
             part.rstrip()
-            screen.print(Text("    ") + part, soft_wrap=True)
+            screen.print(Text("    ") + part if part.plain else part, soft_wrap=True)
 
 
 def _print_as_json(recording: Recording, file: RecordingFile, seen: list[Seen]) -> None:

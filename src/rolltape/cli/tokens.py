@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rolltape.codec.expand import Source
 from rolltape.codec.file import RecordingFile
 
-Counts: TypeAlias = "np.ndarray | None"
+Array: TypeAlias = NDArray[Any]
+Counts: TypeAlias = "Array | None"
 """One number per sample; None where nothing says."""
 
 PROMPT_IDS = ("prompts", "prompt_ids", "prompt_token_ids", "raw_prompt_ids", "input_ids", "tokens")
@@ -82,7 +84,7 @@ def _ids(file: RecordingFile, source: Source, names: tuple[str, ...], start: int
     for name in columns_named(source.entries, names):
         entry = source.entries[name]
         if entry["kind"] == "ragged" and not entry["shape"]:
-            lengths: np.ndarray = file.columns([name], start, stop)[name].lengths  # type: ignore[union-attr]
+            lengths: Array = file.columns([name], start, stop)[name].lengths  # type: ignore[union-attr]
             return lengths
         if _is_row(entry):
             starts, stops = _spans(name, source)
@@ -90,7 +92,7 @@ def _ids(file: RecordingFile, source: Source, names: tuple[str, ...], start: int
     return None
 
 
-def _ones(name: str, source: Source, low: int, high: int) -> np.ndarray:
+def _ones(name: str, source: Source, low: int, high: int) -> Array:
     """How many elements of each row of a mask, between two of its columns, are set."""
     entry = source.entries[name]
     width = _width(entry)
@@ -116,7 +118,7 @@ def _bounds(name: str, entries: Any) -> set[str]:
     return {f"_bound{spec[0]}" for key in ("start", "stop") if isinstance(spec := entry.get(key), list)}
 
 
-def _spans(name: str, source: Source) -> tuple[np.ndarray, np.ndarray]:
+def _spans(name: str, source: Source) -> tuple[Array, Array]:
     """Where each row begins and ends without the padding that the codec found."""
     entry = source.entries[name]
     width = _width(entry)

@@ -119,11 +119,10 @@ def _fill(out: np.ndarray, name: str, source: Source, part: str) -> None:
             _fill(out[:, at : at + width], piece, source, part)
             at += width
     elif layout == "part":
-        whole = expand_array(entry["of"][0], source).data.reshape(source.samples, -1)
-        whole = whole.view(out.dtype)
+        whole = _flat(expand_array(entry["of"][0], source).data, out.dtype)
         out[...] = whole[:, entry["offset"] : entry["offset"] + out.shape[1]]
     elif layout == "bytes":
-        out[...] = expand_array(name, source).data.reshape(source.samples, -1).view(out.dtype)
+        out[...] = _flat(expand_array(name, source).data, out.dtype)
     elif layout == "plain":
         _rows_of(out, source.stored[name], part)
     elif layout in ("span", "const", "ramp"):
@@ -131,6 +130,11 @@ def _fill(out: np.ndarray, name: str, source: Source, part: str) -> None:
         _FILLERS[layout](out, name, source, part)
     else:
         raise CorruptFileError(f"column {name!r} has the unknown layout {layout!r}")
+
+
+def _flat(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Rows of components. Zero rows have a width too, which ``reshape(0, -1)`` would not find."""
+    return data.reshape(len(data), int(np.prod(data.shape[1:], dtype=np.int64))).view(dtype)
 
 
 def _pad(out: np.ndarray, entry: Json, source: Source) -> None:

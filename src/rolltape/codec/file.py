@@ -38,6 +38,16 @@ _KEY = b"rolltape"
 _threads = ThreadPoolExecutor(os.cpu_count() or 1, "rolltape-expand")
 
 
+def _new_threads() -> None:
+    """After a fork the threads are the parent's, and a pool without threads would wait for ever."""
+    global _threads
+    _threads = ThreadPoolExecutor(os.cpu_count() or 1, "rolltape-expand")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_threads)
+
+
 def encode(packed: Packed, **about: Json) -> list[Any]:
     """The pieces of a finished file, to be written one after the other."""
     header = {"format": FORMAT, "producer": f"rolltape {__version__}", "samples": packed.samples}

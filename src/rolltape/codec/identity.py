@@ -57,14 +57,23 @@ def _uid(value: Any) -> str:
 
 def _prompt_hashes(parts: Dismantled) -> list[str] | None:
     for column in _columns_named(parts, PROMPT_NAMES):
-        if isinstance(column, ObjectColumn):
-            known: dict[int, str] = {}  # samples of one prompt often share the very same object
-            for value in column.values:
-                if id(value) not in known:
-                    known[id(value)] = _hash_value(value)
-            return [known[id(value)] for value in column.values]
-        return [_hash(_canonical(row)) for row in _rows(column, parts)]
+        return _hashes(column, parts)
+    for name in PROMPT_NAMES:  # prompts that are records have become a column for each of their fields
+        fields = [column for path, column in parts.columns.items() if name in path.split("/")[:-1]]
+        if fields:
+            rows = zip(*(_hashes(column, parts) for column in fields), strict=True)
+            return [_hash("".join(row).encode()) for row in rows]
     return None
+
+
+def _hashes(column: Column, parts: Dismantled) -> list[str]:
+    if not isinstance(column, ObjectColumn):
+        return [_hash(_canonical(row)) for row in _rows(column, parts)]
+    known: dict[int, str] = {}  # samples of one prompt often share the very same object
+    for value in column.values:
+        if id(value) not in known:
+            known[id(value)] = _hash_value(value)
+    return [known[id(value)] for value in column.values]
 
 
 def _rows(column: ArrayColumn | RaggedColumn, parts: Dismantled) -> Iterator[np.ndarray]:
@@ -76,12 +85,12 @@ def _rows(column: ArrayColumn | RaggedColumn, parts: Dismantled) -> Iterator[np.
         return iter(column.data)
     kept = _kept(column.data, parts)
     if kept is None:
-        left, right = _padding(column.data), _padding(column.data[:, ::-1])
-        bounds = zip(left.tolist(), (column.data.shape[1] - right).tolist(), strict=True)
+        starts, stops = _inside(column.data)
     else:
-        stops = kept.shape[1] - kept[:, ::-1].argmax(axis=1)
-        bounds = zip(kept.argmax(axis=1).tolist(), np.where(kept.any(axis=1), stops, 0).tolist(), strict=True)
-    return (row[start:stop] for row, (start, stop) in zip(column.data, bounds, strict=True))
+        stops = np.where(kept.any(axis=1), kept.shape[1] - kept[:, ::-1].argmax(axis=1), 0)
+        starts = kept.argmax(axis=1)
+    bounds = zip(column.data, starts.tolist(), stops.tolist(), strict=True)
+    return (row[start:stop] for row, start, stop in bounds)
 
 
 def _kept(tokens: np.ndarray, parts: Dismantled) -> np.ndarray | None:
@@ -92,17 +101,28 @@ def _kept(tokens: np.ndarray, parts: Dismantled) -> np.ndarray | None:
     return None
 
 
-def _padding(rows: np.ndarray) -> np.ndarray:
-    """How many elements each row begins with that are padding, judged by the longest run of one value.
+def _inside(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where rows begin and end without a mask: padding is on the side of the longest run of one value.
 
-    A value that no row repeats is not padding: many prompts begin with the same token.
+    A value that no row repeats is not padding: many prompts begin or end with the same token.
     """
+    width = rows.shape[1]
+    left, right = _runs(rows), _runs(rows[:, ::-1])
+    longest = max(left.max(), right.max())
+    everything = np.zeros(len(rows), np.int64), np.full(len(rows), width)
+    if longest < 2:
+        return everything
+    if left.max() == longest:
+        pad = rows[left.argmax(), 0]
+        return np.where(rows[:, 0] == pad, left, 0), everything[1]
+    pad = rows[right.argmax(), -1]
+    return everything[0], width - np.where(rows[:, -1] == pad, right, 0)
+
+
+def _runs(rows: np.ndarray) -> np.ndarray:
+    """How many elements each row begins with that are all the same."""
     other = rows != rows[:, :1]
-    runs = np.where(other.any(axis=1), other.argmax(axis=1), rows.shape[1])
-    longest = int(runs.argmax())
-    if runs[longest] < 2:
-        return np.zeros(len(rows), np.int64)
-    return np.where(rows[:, 0] == rows[longest, 0], runs, 0)
+    return np.where(other.any(axis=1), other.argmax(axis=1), rows.shape[1])
 
 
 def _canonical(row: np.ndarray) -> bytes:

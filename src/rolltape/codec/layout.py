@@ -80,7 +80,7 @@ class Planner:
     def run(self) -> dict[str, Layout]:
         """Decide every column. Masks go first: their spans are what the others are padded by."""
         for column in self._columns:
-            layout = self._joined(column)
+            layout = Layout("plain") if column.axes == 1 else self._joined(column)
             if layout is not None:
                 self.layouts[column.name] = layout
         rest = [c for c in self._columns if c.name not in self.layouts]
@@ -102,7 +102,8 @@ class Planner:
         if column.axes == 1:  # one number per sample: nothing to trim, and SQL should see it
             return Layout("plain")
         spans = find_spans(column.bits, self._scratch)
-        fill = self._constant(column, spans)
+        # Only masks and the like leave the file: a reward is worth its place, for whoever reads it with SQL.
+        fill = self._constant(column, spans) if column.counts or column.dtype == "bool" else None
         if fill is not None:
             self._known.setdefault(column.width, []).append(spans)
             return Layout("const", spans, fill=fill)

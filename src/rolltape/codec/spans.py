@@ -78,6 +78,12 @@ def find_spans(rows: np.ndarray, scratch: Scratch) -> Spans:
         start[:] = [find(b"\1", at, at + width) - at for at in range(0, n * width, width)]
         start[start < 0] = width
         np.minimum(start, stop, out=start)
+    if use_left and use_right and left != right and (start == stop).all():
+        # Two runs in every row, such as a mask: the zeros are the padding, the rest is what they pad.
+        if left == 0:
+            stop[:], use_right = width, False
+        else:
+            start[:], use_left = 0, False
     return Spans(start, stop, left if use_left else None, right if use_right else None)
 
 

@@ -29,7 +29,7 @@ def _dtype(node: Node, resolve: Resolver) -> np.dtype:
     if word[0] == "O":
         return np.dtype(object)
     if word[0] in "mM":
-        word += _unit(node, state)
+        word += _unit(node, state, resolve)
     try:
         dtype = np.dtype(word)
     except TypeError:
@@ -40,12 +40,12 @@ def _dtype(node: Node, resolve: Resolver) -> np.dtype:
     return dtype.newbyteorder(order) if order in "<>" else dtype
 
 
-def _unit(node: Node, state: tuple[Any, ...]) -> str:
+def _unit(node: Node, state: tuple[Any, ...], resolve: Resolver) -> str:
     """The unit of dates and durations, as in ``[25us]``."""
     if len(state) < 9:
         return ""
     try:
-        _, (unit, number, *_) = state[8]
+        _, (unit, number, *_) = resolve(state[8])
         unit = unit.decode("ascii") if type(unit) is bytes else unit
         if not _UNIT.fullmatch(unit) or type(number) is not int:
             raise ValueError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rolltape.errors import RolltapeError
+from rolltape.errors import CorruptFileError, RolltapeError
 from rolltape.importing.archives import ARCHIVES, is_torch, read_torch
 from rolltape.importing.arrays import ARRAYS
 from rolltape.importing.budget import Budget
@@ -49,3 +49,5 @@ def read_bytes(data: bytes, where: str) -> Any:
     except RolltapeError as error:
         error.where = error.where or where
         raise
+    except Exception as error:  # values that pass every check of their own and still do not fit together
+        raise CorruptFileError(f"its contents do not fit together: {error!r:.200}", where=where) from error

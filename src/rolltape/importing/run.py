@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rolltape.batch import dismantle
-from rolltape.errors import CorruptFileError, RolltapeError, StorageError, TapeNotFoundError
+from rolltape.errors import (
+    CorruptFileError,
+    MissingDependencyError,
+    RolltapeError,
+    StorageError,
+    TapeNotFoundError,
+)
 from rolltape.importing.errors import UnsafeDumpError
 from rolltape.importing.layouts import Dump, Found, check_split, find_dumps
 from rolltape.importing.reader import read_dump
@@ -111,6 +117,8 @@ def _import(
             values[name] = as_recorded(read_dump(file), found.system, dump.step)
         step = dump.step if dump.step is not None else int(values[stage]["rollout_id"])
         samples = {name: dismantle(value).samples for name, value in values.items()}
+    except MissingDependencyError:
+        raise  # it is not the dump's fault
     except (RolltapeError, OSError) as error:
         report.problems.append(_problem(file, error))
         return

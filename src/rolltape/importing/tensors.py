@@ -57,7 +57,7 @@ def viewed(raw: Any, dtype: Any, node: Any) -> Any:
     """Bytes as elements of a dtype."""
     if raw.numel() % dtype.itemsize:
         raise wrong(node, "bytes that are no whole number of elements")
-    return raw.view(dtype)
+    return raw.view(dtype) if raw.numel() else raw.new_empty(0, dtype=dtype)
 
 
 def _tensor(node: Node, resolve: Resolver) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -97,16 +97,20 @@ class Recording:
 
     @cached_property
     def _file(self) -> RecordingFile:
-        with _located(self.where):
-            return RecordingFile(self._range, self.size)
+        return self._open(self._range, self.size)
 
     def open_whole(self) -> RecordingFile:
         """The file, read in one go unless it is very large."""
         if self.size > WHOLE_UP_TO:
             return self._file
         data = memoryview(self._storage.read(self.key.path))
+        return self._open(lambda offset, length: data[offset : offset + length], len(data))
+
+    def _open(self, read: Callable[[int, int], memoryview], size: int) -> RecordingFile:
         with _located(self.where):
-            return RecordingFile(lambda offset, length: data[offset : offset + length], len(data))
+            file = RecordingFile(read, size)
+            _ = file.header  # refuses foreign and newer files, and the error has to name this one
+        return file
 
     def _range(self, offset: int, length: int) -> memoryview:
         return memoryview(self._storage.read(self.key.path, offset, length))

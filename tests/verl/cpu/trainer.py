@@ -11,8 +11,8 @@ HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[2] / "src"
 STEPS = 3
 TIMEOUT = 900
-EXEMPT = ("timing", "perf/", "throughput", "agent_loop/", "memory")
-"""Metrics that are times, or made of times."""
+EXEMPT = ("perf/time_per_step", "perf/throughput", "actor/perf/cpu_memory_used_gb")
+"""With everything under `timing`: what depends on the clock and on the machine, not on the run."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,13 @@ def run(work, name, *overrides, v1, env=None, command=(), steps=STEPS):
         "VERL_FILE_LOGGER_PATH": str(log), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0",
         "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HYDRA_FULL_ERROR": "1",
     } | (env or {})  # fmt: skip
-    trainer = [sys.executable, "-m", "verl.trainer.main_ppo", *settings(Path(work), folder, v1, steps), *overrides]
+    trainer = [
+        sys.executable,
+        "-m",
+        "verl.trainer.main_ppo",
+        *settings(Path(work), folder, v1, steps),
+        *overrides,
+    ]
     done = subprocess.run(
         [*command, *trainer], cwd=folder, env=environ, timeout=TIMEOUT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
@@ -52,13 +58,17 @@ def run(work, name, *overrides, v1, env=None, command=(), steps=STEPS):
     return Finished(
         output=done.stdout,
         generated=sum(event["event"] == "generate" for event in events),
-        metrics={line["step"]: _exact(line["data"]) for line in map(json.loads, log.read_text().splitlines())},
+        metrics={
+            line["step"]: _exact(line["data"]) for line in map(json.loads, log.read_text().splitlines())
+        },
         weights=[event["sha256"] for event in events if event["event"] == "weights"],
     )
 
 
 def _exact(metrics):
-    return {name: value for name, value in metrics.items() if not any(word in name for word in EXEMPT)}
+    return {
+        name: value for name, value in metrics.items() if not name.startswith("timing") and name not in EXEMPT
+    }
 
 
 def settings(work, folder, v1, steps):

@@ -78,7 +78,9 @@ def _name(config: Any, key: str) -> str:
 
 def fingerprint(config: Any) -> dict[str, Any]:
     """What must be the same for responses of one run to be those of another, in named parts."""
-    rollout = {key: pick(config, f"actor_rollout_ref.rollout.{key}") for key in ("temperature", "top_p", "top_k")}
+    rollout = {
+        key: pick(config, f"actor_rollout_ref.rollout.{key}") for key in ("temperature", "top_p", "top_k")
+    }
     lengths = {key: pick(config, f"data.{key}") for key in ("max_prompt_length", "max_response_length")}
     sizes = {key: pick(config, f"data.{key}") for key in ("train_batch_size", "gen_batch_size", "shuffle")}
     return {

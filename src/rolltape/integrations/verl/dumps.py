@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from rolltape.errors import NotATapeError
+
 log = logging.getLogger("rolltape")
 
 PATTERNS = ("*/gen_batch.dp", "*/tq_batch.pt", "*/*/tq_batch.pt")
@@ -21,6 +23,12 @@ def find_dumps(folder: str) -> list[Path]:
 
 def notice_dumps(folder: str) -> None:
     """Say that dumps lie where the tape is, and how to bring them along."""
+    if Path(folder).is_file():
+        raise NotATapeError(
+            "where the tape should be lies a file, probably a pickled dump of RolloutSkip V1",
+            where=folder,
+            hint=f"mv {folder} {folder}.dump && rolltape import {folder}.dump --to {folder}",
+        )
     found = find_dumps(folder)
     if found:
         log.warning(

@@ -13,6 +13,8 @@ from typing import Any
 
 from rolltape.errors import ConfigError
 from rolltape.integrations.verl import prompts as rows
+from rolltape.integrations.verl.options import Rewards
+from rolltape.integrations.verl.rewards import recompute
 from rolltape.integrations.verl.session import Session
 from rolltape.policy import Action
 
@@ -63,8 +65,13 @@ class Generation:
         def rollout(prompts: Any) -> Any:
             return job.keep(live(*args, **kwargs))
 
+        if self.session.wishes.rewards is Rewards.RECOMPUTE:
+            raise ConfigError(
+                "rewards can be computed again only where generation is asynchronous, as in verl's own trainers",
+                hint="leave ROLLTAPE_VERL_REWARD unset",
+            )
         stage = self.session.tape.stage("rollout", inputs=["prompts"])(rollout)
-        return job.result(job.position.context.run(stage, rows.comparable(prompts)))
+        return job.result(job.position.run(stage, rows.comparable(prompts)))
 
     async def run_async(
         self, live: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -80,12 +87,15 @@ class Generation:
 
         stage = self.session.tape.stage("rollout", inputs=["prompts"])(rollout)
         create_task = asyncio.get_running_loop().create_task
-        task = job.position.context.run(create_task, stage(rows.comparable(prompts)))
-        return job.result(await task)
+        task = job.position.run(create_task, stage(rows.comparable(prompts)))
+        output = job.result(await task)
+        if job.replayed and self.session.wishes.rewards is Rewards.RECOMPUTE:
+            return await recompute(args[0], prompts, output)
+        return output
 
     def _acts_on(self, prompts: Any) -> bool:
         """Whether the tape is concerned; validation is left alone unless asked for."""
-        return prompts is not None and (self.session.val or not is_validation(prompts))
+        return prompts is not None and (self.session.wishes.val or not is_validation(prompts))
 
     def _step(self, prompts: Any) -> int:
         """What verl counts for this role."""
@@ -108,6 +118,11 @@ class _Job:
         self.call = self.position.call
         self._ran: list[Any] = []
 
+    @property
+    def replayed(self) -> bool:
+        """Whether the live function was not called."""
+        return not self._ran
+
     def keep(self, output: Any) -> Any:
         """Remember what the live function returned; returns what is recorded of it."""
         self._ran.append(output)
@@ -115,7 +130,7 @@ class _Job:
 
     def result(self, recorded: Any) -> Any:
         """What the trainer gets: its own object after a live call, else the recording."""
-        if self._ran:
+        if not self.replayed:
             return self._ran[0]
         source = self.decision.source
         if self.decision.action is Action.SUBSTITUTE and source is not None:

@@ -1,9 +1,9 @@
 """The wrappers that stand around verl's own: thin, standard library only, asking at each call whether there is a tape.
 
-    SkipManager.init         opens the tapes a configuration asks for
-    SkipManager.set_step     a step is over: what was recorded in it is on disk, or an error says why not
-    SkipManager.annotate     a generating function
-    SkipManager.annotate_tq  the two halves of generation through TransferQueue
+SkipManager.init         opens the tapes a configuration asks for
+SkipManager.set_step     a step is over: what was recorded in it is on disk, or an error says why not
+SkipManager.annotate     a generating function
+SkipManager.annotate_tq  the two halves of generation through TransferQueue
 """
 
 from __future__ import annotations

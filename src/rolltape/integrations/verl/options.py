@@ -33,14 +33,22 @@ class Rewards(Word):
 
 
 @dataclass(frozen=True, slots=True)
+class Wishes:
+    """What this integration can be asked for beside the options of every tape."""
+
+    val: bool = False
+    """Whether validation is recorded too, under the split ``val``."""
+    rewards: Rewards = Rewards.RECORDED
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """How one role of a run uses a tape."""
 
     role: str
+    """One of ``ROLES``, or ``*`` for all of them."""
     settings: Settings
-    val: bool
-    """Whether validation is recorded too, under the split ``val``."""
-    rewards: Rewards
+    wishes: Wishes
     origin: str
     """What the user said to get here, for messages."""
     relative_to: str | None = None
@@ -63,36 +71,39 @@ def plans(config: Any, environ: Mapping[str, str], cwd: str) -> list[Plan]:
     """What each role does. One plan for all roles (``*``) where the environment or ``rolltape`` names the tape."""
     section = dict(plain(pick(config, "rolltape")) or {})
     own = dict(section.pop("verl", None) or {})
-    known = {"val": _flag(own, environ), "rewards": _rewards(own, environ)}
+    wishes = Wishes(_flag(own, environ), _rewards(own, environ))
     parts = fingerprint(config) | dict(section.pop("fingerprint", None) or {})
     if _env_names_a_tape(environ) or section.get("dir"):
         given = {role: _from_skip(config, role) for role in ROLES if _enabled(config, role)}
         chosen = next(iter(given.values()), {})
         file = {**chosen, **section}
         origin = "ROLLTAPE_DIR" if environ.get("ROLLTAPE_DIR") else "rolltape.dir"
-        return [_plan("*", file, environ, cwd, parts, origin, **known)]
+        return [_plan("*", file, environ, cwd, parts, origin, wishes)]
     found = []
     for role in ROLES:
         if _enabled(config, role):
             folder = os.path.join(_dump_dir(config, role).removeprefix(TAPE_PREFIX), Run.of(config).folder)
             file = {**_from_skip(config, role), **section, "dir": folder}
-            found.append(_plan(role, file, environ, cwd, parts, f"skip.{role}.dump_dir", **known))
+            found.append(_plan(role, file, environ, cwd, parts, f"skip.{role}.dump_dir", wishes))
     return [plan for plan in found if plan.settings.mode is not Mode.OFF]
 
 
 def _plan(
     role: str, file: dict[str, Any], environ: Mapping[str, str], cwd: str, parts: dict[str, Any], origin: str,
-    *, val: bool, rewards: Rewards,
+    wishes: Wishes,
 ) -> Plan:  # fmt: skip
     before = resolve({}, environ, file)
     if before.mode is Mode.OFF or before.dir is None:
-        return Plan(role, before, val, rewards, origin)
+        return Plan(role, before, wishes, origin)
     folder = os.path.expanduser(before.dir)
     relative = None if os.path.isabs(folder) else cwd
     arguments = {"dir": os.path.join(cwd, folder), "fingerprint": parts | dict(before.fingerprint)}
-    if rewards is Rewards.RECOMPUTE:
-        arguments["match"] = {**{part: str(level) for part, level in before.match.items()}, "reward": "ignore"}
-    return Plan(role, resolve(arguments, environ, file), val, rewards, origin, relative)
+    if wishes.rewards is Rewards.RECOMPUTE:
+        arguments["match"] = {
+            **{part: str(level) for part, level in before.match.items()},
+            "reward": "ignore",
+        }
+    return Plan(role, resolve(arguments, environ, file), wishes, origin, relative)
 
 
 def _from_skip(config: Any, role: str) -> dict[str, Any]:

@@ -44,7 +44,9 @@ def asked_for(config: Any) -> bool:
 def asked_by_environment(environ: Mapping[str, str]) -> bool:
     """Whether the environment alone opts in."""
     switch = environ.get("ROLLTAPE_VERL", "").strip().lower()
-    return switch not in ("0", "false", "no", "off") and bool(switch or environ.get("ROLLTAPE_DIR", "").strip())
+    return switch not in ("0", "false", "no", "off") and bool(
+        switch or environ.get("ROLLTAPE_DIR", "").strip()
+    )
 
 
 def _prepare_environment() -> None:

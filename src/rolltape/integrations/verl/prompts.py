@@ -54,7 +54,11 @@ def restore_groups(batch: Any, recorded: Any, uids: Any) -> None:
     _, first = np.unique(np.asarray(uids, dtype=str), return_index=True)
     rows = np.sort(first)
     if len(rows) != len(batch):
-        log.warning("the played step has %d prompts and this one %d; answers are left as they are", len(rows), len(batch))
+        log.warning(
+            "the played step has %d prompts and this one %d; answers are left as they are",
+            len(rows),
+            len(batch),
+        )
         return
     known = {**recorded.non_tensor_batch, "uid": uids}
     for name in batch.non_tensor_batch:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from rolltape.errors import MismatchError, StepMissingError
+from rolltape.errors import ConfigError, MismatchError, StepMissingError
 from rolltape.integrations.verl.config import pick
+from rolltape.integrations.verl.options import Rewards
 from rolltape.integrations.verl.session import Session
 from rolltape.policy import Action, Decision, Mode
 
@@ -26,6 +27,12 @@ class Queue:
 
     def __init__(self, session: Session, config: Any) -> None:
         self.session = session
+        if session.wishes.rewards is Rewards.RECOMPUTE and pick(config, "trainer.use_v1", False):
+            raise ConfigError(
+                "verl's V1 trainer computes rewards where it generates; they cannot be computed again on replay",
+                causes=["ROLLTAPE_VERL_REWARD or rolltape.verl.reward is recompute"],
+                hint="set trainer.use_v1=False for this replay, or record again with the new reward",
+            )
         mode = pick(config, "trainer.v1.trainer_mode", "sync")
         self.samples_per_step = int(pick(config, f"trainer.v1.{mode}.parameter_sync_step", 1))
         self._prompts: Any = None
@@ -63,7 +70,7 @@ class Queue:
 
         stage = session.tape.stage("rollout", inputs=["prompts"])(rollout)
         prompts = self._prompts if position.call == 0 else None
-        recorded = position.context.run(stage, prompts)
+        recorded = position.run(stage, prompts)
         if ran:
             return ran[0]
         _check_size(recorded["asked"], given["batch_size"], f"{session.tape.dir}, step {decision.source}")
@@ -104,7 +111,7 @@ class Queue:
             )
         log.warning("%s: the recording was interrupted, and the whole step is recorded again", what)
         renewing = replace(settings, mode=Mode.REWRITE, on_miss=None)
-        self._renewal = step, Session(renewing, val=self.session.val, rewards=self.session.rewards)
+        self._renewal = step, Session(renewing, self.session.wishes)
 
 
 def comparable(batch: Any) -> Any:
@@ -124,8 +131,10 @@ def _put(recorded: dict[str, Any], decision: Decision) -> tuple[Any, dict[str, A
 
     batch = recorded["batch"]
     if decision.action is Action.SUBSTITUTE:  # played at another step, where these samples are fresh
-        fresh = {name: decision.step for name in ("global_steps", "min_global_steps", "max_global_steps")}
-        batch.tags = [{**tag, **{name: now for name, now in fresh.items() if name in tag}} for tag in batch.tags]
+        fresh = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), decision.step)
+        batch.tags = [
+            {**tag, **{name: now for name, now in fresh.items() if name in tag}} for tag in batch.tags
+        ]
     tq.kv_batch_put(
         keys=list(batch.keys), partition_id=batch.partition_id, fields=recorded["fields"], tags=batch.tags
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextvars
 import logging
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rolltape.integrations.verl import adapters  # noqa: F401  (registers verl's types)
 from rolltape.integrations.verl.dumps import notice_dumps
-from rolltape.integrations.verl.options import Plan, Rewards
+from rolltape.integrations.verl.options import Plan, Wishes
 from rolltape.policy import Decision
 from rolltape.settings import Settings
 from rolltape.tape import Tape
@@ -20,24 +19,26 @@ log = logging.getLogger("rolltape")
 
 
 class Position:
-    """A step that a split is at: a context in which the tape is entered, wherever the calls come from."""
+    """A step that a split is at: a context that belongs to the step, for calls that come from anywhere."""
 
-    def __init__(self, step: int, block: AbstractContextManager[None]) -> None:
+    def __init__(self, tape: Tape, step: int, split: str) -> None:
         self.step = step
         self.call = -1
         """The number of the last call."""
-        self.block = block
-        self.context = contextvars.copy_context()
-        self.context.run(block.__enter__)
+        with tape.step(step, split=split):
+            self._context = contextvars.copy_context()
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function as if inside the step; also at the same time from several threads."""
+        return self._context.copy().run(function, *args)
 
 
 class Session:
     """One open tape and the step each of its splits is at."""
 
-    def __init__(self, settings: Settings, *, val: bool = False, rewards: Rewards = Rewards.RECORDED) -> None:
+    def __init__(self, settings: Settings, wishes: Wishes | None = None) -> None:
         self.tape = Tape(settings=settings)
-        self.val = val
-        self.rewards = rewards
+        self.wishes = wishes or Wishes()
         self._at: dict[str, Position] = {}
 
     @classmethod
@@ -46,21 +47,27 @@ class Session:
         settings = plan.settings
         if plan.relative_to is not None:
             log.warning(
-                "%s is relative; the tape is %s (resolved once, from %s)", plan.origin, settings.dir, plan.relative_to
+                "%s is relative; the tape is %s (resolved once, from %s)",
+                plan.origin,
+                settings.dir,
+                plan.relative_to,
             )
+        return cls.open(settings, plan.origin, plan.wishes)
+
+    @classmethod
+    def open(cls, settings: Settings, origin: str, wishes: Wishes | None = None) -> Session:
+        """Open a tape, announce it, and name the pickled dumps that lie where it is."""
         if settings.dir is not None:
             notice_dumps(settings.dir)
-        session = cls(settings, val=plan.val, rewards=plan.rewards)
-        role = "every role" if plan.role == "*" else f"skip.{plan.role}"
-        log.info("rolltape: verl %s uses tape %s, mode %s (by %s)", role, session.tape.dir, settings.mode, plan.origin)
+        session = cls(settings, wishes)
+        log.info("rolltape: verl uses tape %s, mode %s (by %s)", session.tape.dir, settings.mode, origin)
         return session
 
     def enter(self, step: int, split: str = "train") -> Position:
         """The position of the next call at this step. Calls are counted until the step changes."""
         position = self._at.get(split)
         if position is None or position.step != step:
-            self._leave(split)
-            position = self._at[split] = Position(step, self.tape.step(step, split=split))
+            position = self._at[split] = Position(self.tape, step, split)
         position.call += 1
         return position
 
@@ -83,15 +90,8 @@ class Session:
         self.tape.flush()
 
     def close(self) -> None:
-        """Leave every step and let go of the tape."""
-        for split in list(self._at):
-            self._leave(split)
+        """Write what is pending and let go of the tape."""
         self.tape.close()
-
-    def _leave(self, split: str) -> None:
-        before = self._at.pop(split, None)
-        if before is not None:
-            before.context.run(before.block.__exit__, None, None, None)
 
 
 def working_directory() -> str:

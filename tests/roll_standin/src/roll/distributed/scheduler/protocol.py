@@ -26,7 +26,7 @@ class DataProto:
         raise AssertionError("ROLL hands out a proxy here; an adapter must not take it for the batch")
 
     def __len__(self):
-        columns = [*(self._batch or {}).values(), *self._non_tensor_batch.values()]
+        columns = [*({} if self._batch is None else self._batch).values(), *self._non_tensor_batch.values()]
         if self._remote_batch is not None:
             columns += [self._remote_batch[name] for name in self._remote_batch.keys()]  # noqa: SIM118
         return len(columns[0]) if columns else 0

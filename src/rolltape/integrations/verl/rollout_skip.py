@@ -1,0 +1,188 @@
+"""verl's ``RolloutSkip``, V1 and V2, on a tape: same construction, same calls, same configuration.
+
+skip = RolloutSkip(config, worker_group)
+skip.wrap_generate_sequences()
+…
+skip.record(new_batch, global_steps, gen_steps)     before each generation; restores new_batch on replay
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from rolltape.errors import NotATapeError, StageError
+from rolltape.integrations.verl import prompts as rows
+from rolltape.integrations.verl.config import fingerprint
+from rolltape.integrations.verl.options import VAL, Wishes
+from rolltape.integrations.verl.session import Session, working_directory
+from rolltape.integrations.verl.skip_config import SkipAction, SkipOptions, read_options
+from rolltape.key import Key
+from rolltape.settings import resolve
+from rolltape.tape import Tape
+
+__all__ = ["RolloutSkip", "SkipAction", "read_dumped_data"]
+
+log = logging.getLogger("rolltape")
+
+_said: set[str] = set()
+
+
+class RolloutSkip:
+    """Generates once and replays afterwards. Does nothing where the configuration does not enable it."""
+
+    def __init__(self, config: Any, rollout_wg: Any) -> None:
+        self.options: SkipOptions = read_options(config)
+        self.is_enable = self.options.enable
+        self._workers = rollout_wg
+        self._config = config
+        self._new_batch: Any = None
+        self._step: int | None = None
+        self._counted = 0
+        self._session: Session | None = None
+        if self.is_enable:
+            _say_once(self.options.deprecated)
+            self.dump_dir = _resolved(self.options.dump_dir)
+
+    def wrap_generate_sequences(self) -> None:
+        """Replace ``generate_sequences`` of the worker group."""
+        if not self.is_enable:
+            return
+        live = self._workers.generate_sequences
+        if inspect.iscoroutinefunction(live):
+            raise StageError(
+                f"{type(self._workers).__name__}.generate_sequences is a coroutine function",
+                hint="with an asynchronous rollout manager, use skip.rollout (verl's SkipManager); see docs/verl.md",
+            )
+
+        @functools.wraps(live)
+        def generate_sequences(batch: Any, **kwargs: Any) -> Any:
+            return self._generate(live, batch, kwargs)
+
+        self._workers.generate_sequences = generate_sequences
+
+    def record(self, new_batch: Any, global_steps: int | None = None, gen_steps: int | None = None) -> None:
+        """Say which batch and which step the next generation is for.
+
+        Several generations of one step are told apart by their order, so that ``gen_steps`` may start over after a resume.
+        """
+        self._new_batch = new_batch
+        self._step = None if global_steps is None else int(global_steps)
+
+    def close(self) -> None:
+        """Write what is pending and let go of the tape."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _generate(self, live: Any, batch: Any, kwargs: dict[str, Any]) -> Any:
+        is_val = bool((batch.meta_info or {}).get("validate", False))
+        session = self._opened()
+        if is_val and not session.wishes.val:
+            return live(batch, **kwargs)
+        new_batch, self._new_batch = (None, self._new_batch) if is_val else (self._new_batch, None)
+        position = session.enter(self._next_step(is_val), "val" if is_val else "train")
+        before = None if new_batch is None else _shell(new_batch)
+        ran: list[Any] = []
+
+        def rollout(prompts: Any, new_batch: Any) -> dict[str, Any]:
+            ran.append(live(batch, **kwargs))
+            return {"gen_batch": rows.with_uids(ran[0], batch), "new_batch": before}
+
+        stage = session.tape.stage("rollout", inputs=["prompts", "new_batch"])(rollout)
+        given = None if new_batch is None else rows.comparable(new_batch)
+        recorded = position.run(stage, rows.comparable(batch), given)
+        session.flush()
+        if ran:
+            return ran[0]
+        if new_batch is not None and recorded["new_batch"] is not None:
+            _become(new_batch, recorded["new_batch"])
+        return rows.as_returned(recorded["gen_batch"])
+
+    def _next_step(self, is_val: bool) -> int:
+        """The step that ``record`` named, else the number of this generation, from 1; of validation: where training is."""
+        if self._step is not None:
+            return self._step
+        self._counted += not is_val
+        return self._counted
+
+    def _opened(self) -> Session:
+        """The tape. Opened at the first generation, when it is known whether the trainer hands over its batch.
+
+        Where it does, other prompts than recorded are put right and only warned of; where not, they are an error.
+        """
+        if self._session is None:
+            match = {"inputs": "warn" if self._new_batch is not None else "error"}
+            file = {
+                "match": match,
+                **{name: value for name, value in self.options.tape.items() if value is not None},
+            }
+            arguments = {"dir": self.dump_dir, "fingerprint": fingerprint(self._config)}
+            settings = resolve(arguments, os.environ, file)
+            val = self.options.val or os.environ.get(VAL, "").lower() in ("1", "true", "yes", "on")
+            self._session = Session.open(settings, "rollout.skip", Wishes(val=val))
+        return self._session
+
+
+def read_dumped_data(path: str | os.PathLike[str]) -> dict[Any, Any]:
+    """What was recorded: ``{"gen_batch": DataProto, "new_batch": DataProto}`` of one recording (a ``.parquet`` file),
+    or that for every step of a tape.
+    """
+    target = Path(path).expanduser().absolute()
+    if target.is_file() and target.suffix == ".parquet":
+        root = target.parents[2]
+        key = Key.parse(target.relative_to(root).as_posix())
+        if key is not None:
+            with Tape(root, mode="replay") as tape:
+                return _as_dumped(tape.recording(key.step, key.stage, key.split, key.call).value())
+    if not (target / "tape.json").is_file():
+        raise NotATapeError(
+            "this is neither a tape nor a recording on one",
+            where=target,
+            causes=["it is a pickled dump of verl, which is not opened here: a pickle can run any code"],
+            hint=f"rolltape import {target} --to TAPE, then read_dumped_data(TAPE)",
+        )
+    with Tape(target, mode="replay") as tape:
+        return {found.key.step: _as_dumped(found.value()) for found in tape.recordings(stage="rollout")}
+
+
+def _as_dumped(value: Any) -> dict[str, Any]:
+    found = (
+        value if isinstance(value, dict) and "gen_batch" in value else {"gen_batch": value, "new_batch": None}
+    )
+    return {**found, "gen_batch": rows.as_returned(found["gen_batch"])}
+
+
+def _shell(batch: Any) -> Any:
+    """Another ``DataProto`` of the same values, which the trainer may go on to change."""
+    return type(batch)(
+        batch=None if batch.batch is None else batch.batch.clone(recurse=False),
+        non_tensor_batch=dict(batch.non_tensor_batch),
+        meta_info=dict(batch.meta_info),
+    )
+
+
+def _become(batch: Any, recorded: Any) -> None:
+    batch.batch, batch.non_tensor_batch = recorded.batch, recorded.non_tensor_batch
+    batch.meta_info = recorded.meta_info
+
+
+def _resolved(folder: str) -> str:
+    path = os.path.expanduser(folder)
+    if not os.path.isabs(path):
+        path = os.path.join(working_directory(), path)
+        log.warning("dump_dir %s is relative; the tape is %s (resolved once, here)", folder, path)
+    return path
+
+
+def _say_once(keys: str | None) -> None:
+    if keys is not None and keys not in _said:
+        _said.add(keys)
+        log.warning(
+            "actor_rollout_ref.rollout.{%s} are old names; they work, the new ones are rollout.skip.{enable, dump_dir}",
+            keys,
+        )

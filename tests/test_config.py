@@ -1,0 +1,163 @@
+"""The same options from arguments, the environment and a trainer's config; directories mean one place."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rolltape
+from rolltape.errors import ConfigError
+from tests.taping import Rollout, files, record
+
+
+@dataclass
+class RolltapeSection:
+    mode: str = "record"
+    dir: str = ""
+    steps: str | None = "0-2"
+
+
+@dataclass
+class TrainerConfig:
+    rolltape: RolltapeSection = field(default_factory=RolltapeSection)
+    lr: float = 1e-6
+
+
+def test_the_arguments_are_the_settings() -> None:
+    arguments = list(inspect.signature(rolltape.Tape.__init__).parameters)
+    assert arguments == ["self", *(option.name for option in fields(rolltape.Settings)), "settings"]
+
+
+def test_from_a_mapping(tmp_path: Path) -> None:
+    config = {
+        "trainer": {"lr": 1},
+        "rolltape": {"mode": "record", "dir": str(tmp_path / "t"), "steps": "0-2"},
+    }
+    with rolltape.Tape.from_config(config) as tape:
+        Rollout(tape).run(range(5))
+    assert len(files(tmp_path / "t")) == 1 + 3
+    assert rolltape.Tape.from_config({"trainer": {}, "rolltape": None}).is_off
+    assert rolltape.Tape.from_config({}).is_off
+
+
+def test_from_a_dataclass(tmp_path: Path) -> None:
+    tape = rolltape.Tape.from_config(TrainerConfig(RolltapeSection(dir=str(tmp_path / "t"))))
+    assert (tape.settings.mode, str(tape.settings.steps), tape.dir) == ("record", "0-2", str(tmp_path / "t"))
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "config.json"])
+def test_from_a_file(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("yaml")
+    config = {"rolltape": {"mode": "record", "dir": str(tmp_path / "t"), "fingerprint": {"model": "m"}}}
+    (tmp_path / name).write_text(json.dumps(config))  # YAML reads JSON
+    for source in (tmp_path / name, str(tmp_path / name)):
+        tape = rolltape.Tape.from_config(source)
+        assert (tape.settings.mode, tape.dir) == ("record", str(tmp_path / "t"))
+    assert tape.manifest is not None
+    assert tape.manifest.fingerprint == {"model": "m"}
+
+
+def test_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rolltape.Tape.from_env().is_off
+    record(tmp_path / "t", range(2))
+    monkeypatch.setenv("ROLLTAPE_DIR", str(tmp_path / "t"))
+    assert rolltape.Tape.from_env().settings.mode == "auto"
+    monkeypatch.setenv("ROLLTAPE_MODE", "replay")
+    monkeypatch.setenv("ROLLTAPE_ON_MISS", "last")
+    with rolltape.Tape.from_env() as tape:
+        assert Rollout(tape).run([9])[9]["meta"]["step"] == 1
+    monkeypatch.setenv("ROLLTAPE_MODE", "off")
+    assert rolltape.Tape.from_env().is_off
+
+
+def test_argument_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"dir": str(tmp_path / "file"), "mode": "record", "steps": "1", "beyond": "record"}
+    monkeypatch.setenv("ROLLTAPE_DIR", str(tmp_path / "environment"))
+    monkeypatch.setenv("ROLLTAPE_STEPS", "2")
+    tape = rolltape.Tape.from_config(config, steps="3")
+    assert (tape.dir, str(tape.settings.steps), tape.settings.beyond) == (
+        str(tmp_path / "environment"),
+        "3",
+        "record",
+    )
+    assert rolltape.Tape(tmp_path / "argument").dir == str(tmp_path / "argument")
+    assert rolltape.Tape(mode="record").dir == str(tmp_path / "environment")
+    assert not (tmp_path / "file").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "recrod"},
+        {"steps": "9-0"},
+        {"rank": 2},
+        {"max_keep": 0},
+        {"on_miss": "skip"},
+        {"match": {"a": "no"}},
+    ],
+)
+def test_a_bad_option_is_told_before_anything_is_touched(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rolltape.Tape(**{"dir": tmp_path / "t", **options})
+    assert next(iter(options)) in str(caught.value)
+    with pytest.raises(ConfigError, match="no dir"):
+        rolltape.Tape(mode="record")
+    with pytest.raises(ConfigError, match="did you mean `on_miss`"):
+        rolltape.Tape.from_config({"on_mis": "live"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_relative_directory_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In verl every actor resolves it against a working directory of its own."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with rolltape.Tape("runs/base", mode="record") as tape:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        Rollout(tape).run([0])
+        assert tape.dir == str(tmp_path / "runs/base")
+        assert repr(tape) == f"Tape({str(tmp_path / 'runs/base')!r}, mode='record')"
+    assert len(files(tmp_path / "runs/base")) == 2
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert rolltape.Tape("~/t", mode="record").dir == str(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("inside", "warns"),
+    [
+        ("ray/session_2026-11-15_10-00-00_123456_78/runtime_resources/working_dir_files/_ray_pkg_1/t", True),
+        ("ray/session_latest/t", True),
+        ("scratch/session_2026-11-15_10-00-00_123456_78/t", True),
+        ("ray/session_2026", True),
+        ("ray/t", False),
+        ("session_notes/t", False),
+    ],
+)
+def test_a_directory_inside_a_ray_session_is_warned_about(
+    tmp_path: Path,
+    inside: str,
+    warns: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / inside).parent.mkdir(parents=True)
+    monkeypatch.chdir((tmp_path / inside).parent)
+    rolltape.Tape(os.path.basename(inside), mode="record")
+    assert ("inside a Ray session folder" in caplog.text) == warns
+    assert not warns or str(tmp_path / inside) in caplog.text
+
+
+def test_an_object_store_is_refused_for_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="object stores are not supported yet"):
+        rolltape.Tape("s3://bucket/tape", mode="record")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,190 @@
+"""Replay reads the next recording while the trainer works: the right one, a fresh one, within bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rolltape
+from rolltape.errors import CorruptFileError, StepMissingError
+from rolltape.steps import MAX_STEP
+from rolltape.storage import LocalStorage
+from tests.taping import Rollout, batch_of, record, same
+
+
+class Reads:
+    """What is read, in order, and how often each file."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        read = LocalStorage.read
+
+        def watched(storage: LocalStorage, name: str, offset: int = 0, length: int | None = None) -> Any:
+            if name.endswith(".parquet"):
+                self.names.append(name.rpartition("step_00000")[2].removesuffix(".parquet"))
+            return read(storage, name, offset, length)
+
+        monkeypatch.setattr(LocalStorage, "read", watched)
+
+
+def settle(tape: rolltape.Tape) -> None:
+    """Wait until what is being read ahead has been read."""
+    prefetch = tape._deck.player._ahead  # type: ignore[union-attr]
+    for ahead in list(prefetch._ahead.values()) if prefetch else ():
+        ahead.future.exception()
+
+
+def test_the_next_step_is_read_ahead_and_each_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path / "t", range(4))
+    reads = Reads(monkeypatch)
+    with rolltape.Tape(tmp_path / "t", mode="replay") as tape:
+        rollout = Rollout(tape)
+        for step in range(4):
+            assert same(rollout.run([step])[step], batch_of(step))
+            settle(tape)
+            assert reads.names == [str(n) for n in range(min(step + 2, 4))]
+
+
+def test_it_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path / "t", range(3))
+    reads = Reads(monkeypatch)
+    with rolltape.Tape(tmp_path / "t", mode="replay", prefetch=False) as tape:
+        Rollout(tape).run(range(2))
+    assert reads.names == ["0", "1"]
+
+
+def test_refills_are_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After call 0 comes call 1 of the step, where there is one; no read is wasted."""
+    for mode in ("record", "replay"):
+        reads = Reads(monkeypatch)
+        with rolltape.Tape(tmp_path / "t", mode=mode) as tape:
+            rollout = Rollout(tape)
+            for step, calls in enumerate((2, 1, 3)):
+                with tape.step(step):
+                    for _ in range(calls):
+                        rollout.generate(step)
+                        settle(tape)
+    assert reads.names == ["0", "0.c1", "1", "2", "2.c1", "2.c2"]
+
+
+def test_a_stride_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation every third step: what is read ahead is the next one."""
+    record(tmp_path / "t", range(0, 10, 3))
+    reads = Reads(monkeypatch)
+    with rolltape.Tape(tmp_path / "t", mode="replay") as tape:
+        rollout = Rollout(tape)
+        for step in (0, 3, 6):
+            rollout.run([step])
+            settle(tape)
+    assert reads.names == ["0", "3", "6", "9"]
+
+
+def test_substitutes_are_read_ahead_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path / "t", range(2))
+    reads = Reads(monkeypatch)
+    with rolltape.Tape(tmp_path / "t", mode="replay", on_miss="cycle") as tape:
+        rollout = Rollout(tape)
+        for step in range(5):
+            assert rollout.run([step])[step]["meta"]["step"] == step % 2
+            settle(tape)
+    assert reads.names == ["0", "1", "0", "1", "0", "1"]
+
+
+def test_the_last_possible_step(tmp_path: Path) -> None:
+    record(tmp_path / "t", [MAX_STEP - 1, MAX_STEP])
+    with rolltape.Tape(tmp_path / "t", mode="replay") as tape:
+        assert list(Rollout(tape).run([MAX_STEP - 1, MAX_STEP])) == [MAX_STEP - 1, MAX_STEP]
+
+
+def test_a_file_replaced_meanwhile_is_read_again(tmp_path: Path) -> None:
+    record(tmp_path / "t", range(2))
+    with rolltape.Tape(tmp_path / "t", mode="replay") as tape:
+        rollout = Rollout(tape)
+        rollout.run([0])
+        settle(tape)
+        with rolltape.Tape(tmp_path / "t", mode="rewrite") as other, other.step(1):
+            other.stage("rollout")(lambda: batch_of(77))()
+        assert same(rollout.run([1])[1], batch_of(77))
+
+
+def test_a_file_deleted_meanwhile_is_missing(tmp_path: Path) -> None:
+    record(tmp_path / "t", range(2))
+    with rolltape.Tape(tmp_path / "t", mode="replay") as tape:
+        rollout = Rollout(tape)
+        rollout.run([0])
+        settle(tape)
+        (tmp_path / "t/train/rollout/step_000001.parquet").unlink()
+        with pytest.raises(StepMissingError, match="the recorded run ended at step 0"):
+            rollout.run([1])
+
+
+def test_edits_to_a_replayed_batch_stay_the_trainers(tmp_path: Path) -> None:
+    record(tmp_path / "t", range(2))
+    with rolltape.Tape(tmp_path / "t", mode="replay") as tape:
+        rollout = Rollout(tape)
+        for _ in range(3):
+            for step in range(2):
+                batch = rollout.run([step])[step]
+                assert same(batch, batch_of(step))
+                batch["responses"][:] = -1
+                batch["text"].clear()
+                batch["meta"].clear()
+
+
+def test_an_error_surfaces_at_its_own_step(tmp_path: Path) -> None:
+    record(tmp_path / "t", range(3))
+    path = tmp_path / "t/train/rollout/step_000001.parquet"
+    path.write_bytes(path.read_bytes()[:-100])
+    with rolltape.Tape(tmp_path / "t", mode="replay") as tape:
+        rollout = Rollout(tape)
+        rollout.run([0])
+        settle(tape)
+        rollout.run([2])
+        rollout.run([0])
+        settle(tape)
+        with pytest.raises(CorruptFileError) as caught:
+            rollout.run([1])
+        assert caught.value.where == str(path)
+        rollout.run([2])
+
+
+def test_what_is_held_is_bounded(tmp_path: Path) -> None:
+    """A batch larger than the limit is not decoded ahead; nor are two that exceed it together."""
+    big = {"responses": np.arange(40_000).reshape(100, 400), "uid": [str(n) for n in range(100)]}
+    with rolltape.Tape(tmp_path / "t", mode="record") as tape:
+        for name in ("a", "b"):
+            stage = tape.stage(name)(lambda: big)
+            for step in range(2):
+                with tape.step(step):
+                    stage()
+    size = big["responses"].nbytes  # type: ignore[attr-defined]
+    for limit, held in ((size // 2, 0), (size + 10_000, 0), (2 * size, 1), (5 * size, 2)):
+        with rolltape.Tape(tmp_path / "t", mode="replay", max_pending_bytes=limit) as tape:
+            stages = [tape.stage(name)(lambda: None) for name in ("a", "b")]
+            with tape.step(0):
+                for stage in stages:
+                    stage()
+                    settle(tape)
+            ahead = tape._deck.player._ahead._ahead.values()  # type: ignore[union-attr]
+            assert sum(item.future.result() is not None for item in ahead) == held, limit
+            with tape.step(1):
+                assert all(same(stage(), big) for stage in stages)
+
+
+def test_named_calls_come_in_no_order_and_are_not_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mode in ("record", "replay"):
+        reads = Reads(monkeypatch)
+        with rolltape.Tape(tmp_path / "t", mode=mode) as tape:
+            rollout = Rollout(tape)
+            for step in range(2):
+                for key in "ab":
+                    rollout.run([step], key=key)
+                    settle(tape)
+    assert reads.names == ["0.ka", "0.kb", "1.ka", "1.kb"]

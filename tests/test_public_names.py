@@ -1,0 +1,89 @@
+"""What people may import is frozen here, explained in a docstring, and shown by examples that run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import os
+import pkgutil
+
+import pytest
+
+import rolltape
+
+NAMES = """
+Action Batch BatchError ConfigError CorruptFileError Decision DiskFullError ExpectationError
+FormatVersionError Key KeyNameError MatchLevel MismatchError MissingDependencyError Mode NoStepError
+NotATapeError OnError OnMiss Overwrite RecordError Recording RolltapeError Settings StageError
+StepExistsError StepMissingError StepSelector StorageError Summary Tape TapeClosedError
+TapeNotFoundError TapeReadOnlyError UnknownAdapterError UnsupportedValueError __version__
+register_adapter
+""".split()
+
+OPTIONAL = {"PIL", "omegaconf", "tensordict", "torch", "transfer_queue", "verl", "yaml"}
+"""What a module of ours may need that is not installed in every stack."""
+
+STACK = os.environ.get("ROLLTAPE_STACK", "core")
+
+
+def modules() -> list[str]:
+    found = pkgutil.walk_packages(rolltape.__path__, "rolltape.", onerror=lambda name: None)
+    return ["rolltape", *(module.name for module in found if not module.name.endswith("__main__"))]
+
+
+def test_the_public_names() -> None:
+    assert sorted(rolltape.__all__) == sorted(NAMES)
+    assert len(set(rolltape.__all__)) == len(rolltape.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"__version__"}))
+def test_every_public_name_is_documented(name: str) -> None:
+    value = getattr(rolltape, name)
+    assert value.__doc__
+    assert value.__doc__.strip()
+    if inspect.isclass(value) and value.__module__.startswith("rolltape"):
+        for method, member in vars(value).items():
+            if not method.startswith("_") and (
+                callable(member) or isinstance(member, (property, classmethod))
+            ):
+                assert inspect.getdoc(getattr(value, method)), f"{name}.{method}"
+
+
+def test_every_error_is_a_rolltape_error_and_one_of_pythons() -> None:
+    for name in rolltape.errors.__all__:
+        error = getattr(rolltape, name)
+        assert issubclass(error, rolltape.RolltapeError)
+        builtin = [base for base in error.__mro__ if base.__module__ == "builtins"]
+        assert name == "RolltapeError" or builtin[0] is not Exception, (
+            f"{name} inherits no error people would catch"
+        )
+        shown = str(error("what happened", where="here", causes=["this"], hint="that"))
+        assert shown == "what happened\n  where: here\n  likely cause: this\n  next: that"
+
+
+@pytest.mark.parametrize("name", modules())
+def test_the_examples_run(name: str) -> None:
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        missing = getattr(error, "name", None) or ""
+        if missing.partition(".")[0] not in OPTIONAL:
+            raise
+        pytest.skip(f"needs {missing}")
+    assert module.__doc__ or name.endswith("._version"), f"{name} does not say what it knows"
+    result = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert not result.failed
+
+
+def test_most_of_the_interface_has_an_example() -> None:
+    finder = doctest.DocTestFinder(recurse=True)
+    for value in (
+        rolltape,
+        rolltape.Tape,
+        rolltape.Batch,
+        rolltape.Settings,
+        rolltape.Key,
+        rolltape.StepSelector,
+    ):
+        assert any(test.examples for test in finder.find(value)), value

@@ -1,0 +1,86 @@
+"""verl's real trainers, three steps of GRPO on CPU: recorded once, replayed without a single generated sequence.
+
+Slow: six runs of about a minute each. V0 is the trainer that passes batches, V1 the one that goes through TransferQueue.
+"""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rolltape import Tape
+from tests.verl.cpu import trainer
+
+SEQUENCES = trainer.STEPS * 4 * 4
+RUN_FOLDER = "cpu_tapes/GBS4_N4_in48_out12"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    v1: bool
+    work: Path
+    dumps: Path
+    run: trainer.Finished
+
+    @property
+    def tape(self):
+        return self.dumps / RUN_FOLDER
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """The model and the prompts, made once."""
+    folder = tmp_path_factory.mktemp("verl")
+    subprocess.run(
+        [sys.executable, str(trainer.HERE / "workload.py"), str(folder)], check=True, capture_output=True
+    )
+    return folder
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["V0", "V1"])
+def recorded(request, work):
+    """A live run with `rolltape run` in front of it, and nothing in its configuration."""
+    version = "v1" if request.param else "v0"
+    dumps = work / f"dumps-{version}"
+    run_command = (
+        "import sys; from rolltape.cli.run import command; sys.exit(command.main(standalone_mode=False))"
+    )
+    command = [sys.executable, "-c", run_command, "--mode", "record", "--dir", str(dumps / RUN_FOLDER), "--"]
+    run = trainer.run(work, f"{version}-recorded", v1=request.param, command=command)
+    return Recorded(request.param, work, dumps, run)
+
+
+def test_the_recorded_run_was_a_real_one(recorded):
+    run = recorded.run
+    assert run.generated == SEQUENCES
+    assert len(set(run.weights)) == trainer.STEPS + 1
+    assert sorted(run.metrics) == [1, 2, 3]
+    assert all(value is not None for metrics in run.metrics.values() for value in metrics.values())
+    assert {"actor/grad_norm", "actor/pg_loss", "critic/score/mean"} <= set(run.metrics[1])
+    assert run.output.count("rolltape: verl uses tape") == 1
+    assert "has 3 recordings, 3 of them new" in run.output
+    with Tape(recorded.tape, mode="replay") as tape:
+        assert [(found.key.step, found.samples) for found in tape.recordings()] == [(1, 16), (2, 16), (3, 16)]
+
+
+def test_replayed_through_skip_manager(recorded):
+    role = "rollout_tq" if recorded.v1 else "rollout"
+    skip = {"enable": True, "steps": "[1,2,3]", "action": "cache", "dump_dir": f"tape:{recorded.dumps}"}
+    overrides = [f"skip.{role}.{name}={value}" for name, value in skip.items()]
+    name = f"{'v1' if recorded.v1 else 'v0'}-by-config"
+    same_run(trainer.run(recorded.work, name, *overrides, v1=recorded.v1), recorded.run)
+
+
+def test_replayed_through_the_environment_alone(recorded):
+    env = {"ROLLTAPE_MODE": "replay", "ROLLTAPE_DIR": str(recorded.tape)}
+    name = f"{'v1' if recorded.v1 else 'v0'}-by-environment"
+    same_run(trainer.run(recorded.work, name, v1=recorded.v1, env=env), recorded.run)
+
+
+def same_run(replayed, recorded):
+    """Nothing was generated; every metric but times, and every weight after every step, is the same in every bit."""
+    assert replayed.generated == 0
+    assert replayed.weights == recorded.weights
+    assert replayed.metrics == recorded.metrics

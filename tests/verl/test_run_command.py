@@ -1,0 +1,118 @@
+"""`rolltape run`: any command, its subprocesses and its Ray workers find the tape; its exit code is passed on."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from rolltape.cli.run import command, environment
+from rolltape.steps import ALL_STEPS, StepSelector
+
+
+def run(*arguments, **env):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ROLLTAPE_")}
+    code = "import sys; from rolltape.cli.run import command; sys.exit(command.main(sys.argv[1:], standalone_mode=False))"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env={**environ, **env}
+    )
+
+
+PROGRAM = """
+import rolltape
+tape = rolltape.Tape.from_env()
+@tape.stage("rollout")
+def generate():
+    print("generated")
+    return {"responses": [1, 2]}
+for step in range(2):
+    with tape.step(step):
+        generate()
+tape.close()
+"""
+
+
+def test_record_then_replay_any_program(tmp_path):
+    recorded = run("--mode", "record", "--dir", str(tmp_path / "t"), "--", sys.executable, "-c", PROGRAM)
+    assert (recorded.returncode, recorded.stdout.count("generated")) == (0, 2), recorded.stderr
+    assert recorded.stderr.count("rolltape: exit code 0") == 1
+    assert "has 2 recordings, 2 of them new" in recorded.stderr
+    replayed = run("--mode", "replay", "--dir", str(tmp_path / "t"), "--", sys.executable, "-c", PROGRAM)
+    assert (replayed.returncode, replayed.stdout.count("generated")) == (0, 0)
+    assert "has 2 recordings, 0 of them new" in replayed.stderr
+
+
+@pytest.mark.parametrize("code", [0, 1, 7])
+def test_the_exit_code_is_passed_on(tmp_path, code):
+    done = run("--dir", str(tmp_path / "t"), "--", sys.executable, "-c", f"raise SystemExit({code})")
+    assert done.returncode == code
+
+
+def test_a_command_ended_by_a_signal_and_one_that_is_not_there(tmp_path):
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert run("--dir", str(tmp_path / "t"), "--", sys.executable, "-c", kill).returncode == 137
+    assert run("--dir", str(tmp_path / "t"), "--", "no-such-command-anywhere").returncode == 127
+
+
+def test_options_of_the_command_are_its_own(tmp_path):
+    code = "import sys; print(sys.argv[1:])"
+    done = run(
+        "--dir",
+        str(tmp_path),
+        "--",
+        sys.executable,
+        "-c",
+        code,
+        "--mode",
+        "x",
+        "--help",
+        "trainer.use_v1=True",
+    )
+    assert done.stdout.strip() == "['--mode', 'x', '--help', 'trainer.use_v1=True']"
+
+
+def test_the_directory_is_absolute_for_every_subprocess(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    inner = "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('ROLLTAPE_')}))"
+    outer = f"import subprocess, sys, os; os.chdir('/'); subprocess.run([sys.executable, '-c', {inner!r}], check=True)"
+    done = run("--mode", "record", "--dir", "a/b", "--steps", "0-9,20", "--", sys.executable, "-c", outer)
+    found = json.loads(done.stdout)
+    assert found["ROLLTAPE_DIR"] == str(tmp_path / "a/b")
+    assert (found["ROLLTAPE_MODE"], found["ROLLTAPE_STEPS"]) == ("record", "0-9,20")
+
+
+def test_what_an_earlier_run_exported_does_not_leak_in():
+    before = {"ROLLTAPE_STEPS": "5", "ROLLTAPE_ON_MISS": "live", "HOME": "/h"}
+    found = environment(before, "replay", "/t", ALL_STEPS)
+    assert "ROLLTAPE_STEPS" not in found
+    assert "ROLLTAPE_ON_MISS" not in found
+    assert found["HOME"] == "/h"
+    assert environment({}, "replay", "/t", StepSelector.parse("1-3"), "live")["ROLLTAPE_ON_MISS"] == "live"
+
+
+def test_replay_without_a_tape_says_so_before_anything_starts(tmp_path):
+    result = CliRunner().invoke(command, ["--mode", "replay", "--dir", str(tmp_path / "no"), "--", "true"])
+    assert "no tape to replay" in str(result.exception)
+
+
+RAY = """
+import os, ray
+ray.init(address=os.environ["CLUSTER"], log_to_driver=False)
+
+@ray.remote
+def look():
+    return os.environ["ROLLTAPE_DIR"]
+
+print(ray.get(look.remote()))
+"""
+
+
+def test_ray_workers_of_a_running_cluster(ray_session, tmp_path):
+    done = run(
+        "--dir", str(tmp_path / "t"), "--", sys.executable, "-c", RAY,
+        CLUSTER=ray_session.get_runtime_context().gcs_address,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(tmp_path / "t")
