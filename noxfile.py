@@ -51,7 +51,7 @@ def light_313(session: nox.Session) -> None:
 @nox.session
 def verl(session: nox.Session) -> None:
     """verl's own classes, TransferQueue and Ray, and verl's real trainer, on CPU."""
-    run_tests(session, "verl", envs.find_python_or_own(MAIN_PYTHON), "tests/verl")
+    run_tests(session, "verl", envs.find_python_or_own(MAIN_PYTHON), "tests/verl", "-W", "default")
 
 
 @nox.session

@@ -14,7 +14,7 @@ def random_array(seed: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     """Random bits: NaN payloads, -0.0, infinities and denormals are all among them."""
     rng = np.random.default_rng(seed)
     kind = np.dtype(dtype)
-    if kind == bool:
+    if dtype == "?":
         return np.asarray(rng.random(shape) < 0.5)
     if kind.kind == "U":
         letters = np.array(["", "a", "\0b", "é", "😀", "\ud800"])
@@ -26,10 +26,12 @@ def random_array(seed: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+any_dtype = st.sampled_from(DTYPES)
+a_few = st.integers(1, 6)
 
 
 @st.composite
-def views(draw: Any, shape: Any = shapes, dtypes: Any = st.sampled_from(DTYPES)) -> np.ndarray:
+def views(draw: Any, shape: Any = shapes, dtypes: Any = any_dtype) -> np.ndarray:
     """An array as a view: transposed, sliced, reversed, broadcast, or as it is."""
     array = random_array(draw(st.integers(0, 2**32)), draw(dtypes), draw(shape))
     how = draw(
@@ -52,13 +54,11 @@ def views(draw: Any, shape: Any = shapes, dtypes: Any = st.sampled_from(DTYPES))
 
 
 @st.composite
-def padded(
-    draw: Any, samples: int, width: int, dtypes: Any = st.sampled_from(list("bBhilLefdFD?"))
-) -> np.ndarray:
+def padded(draw: Any, samples: int, width: int) -> np.ndarray:
     """Rows with padding on the left, the right or both sides; the pad value may occur inside too."""
     seed = draw(st.integers(0, 2**32))
     rng = np.random.default_rng(seed)
-    array = random_array(seed, draw(dtypes), (samples, width))
+    array = random_array(seed, draw(st.sampled_from("bBhilLefdFD?")), (samples, width))
     if draw(st.booleans()) and array.dtype.kind in "iu":
         array = rng.integers(0, 4, array.shape).astype(array.dtype)
     start, stop = bounds(draw, samples, width)
@@ -87,7 +87,7 @@ def _pad(dtype: np.dtype, choice: int, rng: np.random.Generator) -> Any:
 
 
 @st.composite
-def rollouts(draw: Any, samples: Any = st.integers(1, 6)) -> dict[str, Any]:
+def rollouts(draw: Any, samples: Any = a_few) -> dict[str, Any]:
     """A batch as verl makes it: columns that can be derived from one another, in any order."""
     n, p, r = draw(samples), draw(st.integers(1, 6)), draw(st.integers(1, 8))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))

@@ -10,11 +10,15 @@ from hypothesis import HealthCheck, settings
 
 STACK = os.environ.get("ROLLTAPE_STACK", "core")
 
-collect_ignore = [] if STACK == "core" else ["torch", "slow", "interop"]
+collect_ignore = {
+    "core": ["verl"],
+    "light": ["torch", "slow", "interop", "verl"],
+    "verl": ["torch", "slow", "interop"],
+}[STACK]
 
 # The settings a user exports for a run of their own must not steer the tests.
 for name in [name for name in os.environ if name.startswith("ROLLTAPE_")]:
-    if name not in ("ROLLTAPE_STACK", "ROLLTAPE_CACHE"):
+    if name not in ("ROLLTAPE_STACK", "ROLLTAPE_CACHE", "ROLLTAPE_ROLL_SRC"):
         del os.environ[name]
 
 # Time limits would fail a right answer on a busy machine.

@@ -103,7 +103,7 @@ def _dataclass(a: Any, b: Any, at: str) -> None:
 
 
 def same_order(shape: tuple[int, ...], strides: tuple[int, ...], others: tuple[int, ...]) -> bool:
-    """Whether the axes lie in memory in the same order; repeated ones (broadcast, of one element) lie nowhere."""
+    """Whether the axes lie in memory in the same order; those broadcast or of one element lie nowhere."""
     moving = [axis for axis in range(len(shape)) if 0 not in shape and shape[axis] > 1 and strides[axis]]
     before, after = (sorted(moving, key=lambda axis: -abs(s[axis])) for s in (strides, others))
     return before == after

@@ -1,4 +1,4 @@
-"""Other people's types: taught with register_adapter, looked up by name, never imported because a file says so."""
+"""Other people's types: taught with register_adapter, and looked up by name."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rolltape.cli import probe
-from rolltape.tape.manifest import DETERMINISM
+from rolltape.determinism import WATCHED
 from tests.cli_tapes import in_process, record, run
 
 
@@ -101,7 +101,7 @@ def test_determinism_flags_are_explained_and_compared_with_the_tape(tmp_path, mo
     known = facts(tape, env={"NCCL_ALGO": "Tree", "PYTHONHASHSEED": "0"})
     assert known["NCCL_ALGO"]["value"] == "Tree (on the tape: Ring)"
     assert known["CUBLAS_WORKSPACE_CONFIG"]["value"] == "not set"
-    assert all(known[name]["note"] for name in DETERMINISM)
+    assert all(known[name]["note"] for name in WATCHED)
 
 
 def test_it_works_where_the_current_directory_is(tmp_path):

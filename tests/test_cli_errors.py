@@ -71,6 +71,20 @@ def test_hostile_paths_in_messages_are_written_out(tmp_path):
     assert r"a\x1b[2Jb" in done.stderr
 
 
+def test_hostile_names_on_a_tape_are_written_out(tmp_path):
+    tape = record(tmp_path / "t", {0: rollout()})
+    (tape / "train\x1b[2J/rollout").mkdir(parents=True)
+    (tape / "train\x1b[2J/rollout/step_000000.parquet").write_bytes(file_of(tape, 0).read_bytes())
+    manifest = json.loads((tape / "tape.json").read_text())
+    manifest |= {"id": 7, "created": "\x1b]0;owned\x07", "producer": "\x1b[31m"}
+    (tape / "tape.json").write_text(json.dumps(manifest))
+    for args in (["ls", tmp_path], ["ls", tape], ["check", tape], ["doctor", tape], ["show", tape, 9]):
+        done = run(*args)
+        assert "internal error" not in done.stderr
+        assert "\x1b" not in done.stdout + done.stderr, args
+    assert run("check", tape).exit_code == 1
+
+
 @pytest.mark.parametrize("args", [["nope"], ["ls", "--nope"], ["show"], ["ls", "--limit", "-1"], ["ls", ""]])
 def test_wrong_usage_is_2(args):
     done = run(*args)
@@ -151,23 +165,23 @@ def test_completion_scripts_are_the_shells_own(shell):
     assert f"_ROLLTAPE_COMPLETE={shell}_complete" in done.stdout
 
 
-def completed(line, cwd):
+def completed(line):
     """What the shell is offered for the last word of a command line."""
     words = line.split(" ")
     env = {"_ROLLTAPE_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    done = subprocess.run(command(), capture_output=True, text=True, env={**os.environ, **env}, cwd=cwd)
+    done = subprocess.run(command(), capture_output=True, text=True, env={**os.environ, **env})
     return done.stdout.split()
 
 
 def test_tapes_and_steps_are_completed(tmp_path):
-    record(tmp_path / "t", {step: {"x": [1]} for step in (3, 10, 12)}, metrics=False)
-    record(tmp_path / "t", {7: {"x": [1]}}, stage="reward", metrics=False)
-    assert "plain,doctor" in completed("rolltape d", tmp_path)
-    assert completed("rolltape show ", tmp_path) == ["dir,"]
-    assert completed("rolltape show t ", tmp_path) == ["plain,3", "plain,10", "plain,12"]
-    assert completed("rolltape show t 1", tmp_path) == ["plain,10", "plain,12"]
-    assert completed("rolltape show --stage reward t ", tmp_path) == ["plain,7"]
-    assert completed("rolltape show nothing-here ", tmp_path) == []
+    tape = record(tmp_path / "t", {step: {"x": [1]} for step in (3, 10, 12)}, metrics=False)
+    record(tape, {7: {"x": [1]}}, stage="reward", metrics=False)
+    assert "plain,doctor" in completed("rolltape d")
+    assert completed("rolltape show ") == ["dir,"]
+    assert completed(f"rolltape show {tape} ") == ["plain,3", "plain,10", "plain,12"]
+    assert completed(f"rolltape show {tape} 1") == ["plain,10", "plain,12"]
+    assert completed(f"rolltape show --stage reward {tape} ") == ["plain,7"]
+    assert completed(f"rolltape show {tmp_path}/nothing-here ") == []
 
 
 def test_the_library_loads_no_command_line():

@@ -53,6 +53,21 @@ def test_hidden_folders_links_and_great_depths_are_passed_by(tmp_path):
     assert "no tapes in" in done.stderr
 
 
+def test_a_search_ends_and_says_so(runs, monkeypatch):
+    from rolltape.cli import tapes
+
+    monkeypatch.setattr(tapes, "MOST_FOLDERS", 2)
+    done = run("ls", runs)
+    assert done.exit_code == 0
+    assert "not all were searched" in done.stderr
+    assert "deep/er/other" not in done.stdout
+
+
+def test_several_paths_are_listed_together_and_once(runs):
+    tapes = listed(runs / "base", runs, runs / "deep")["tapes"]
+    assert [tape["path"] for tape in tapes] == [f"{runs}/base", f"{runs}/deep/er/other"]
+
+
 def test_a_tape_lists_its_recordings_with_samples_and_tokens(runs):
     document = listed(runs / "base", "--stage", "rollout", "--split", "train")
     assert [row["step"] for row in document["recordings"]] == [0, 1, 2]

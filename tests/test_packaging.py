@@ -68,7 +68,7 @@ def test_wheel_carries_version_license_and_readme(wheel):
 def test_wheel_requires_only_the_light_core(wheel):
     meta = email.message_from_string(dist_info(wheel, "METADATA"))
     required = {line for line in meta.get_all("Requires-Dist", []) if "extra ==" not in line}
-    assert required == {"numpy>=1.24", "pyarrow>=16", "click>=8.1", "rich>=13"}
+    assert required == {"numpy>=1.24", "pyarrow>=17", "click>=8.1", "rich>=13"}
 
 
 def test_running_code_and_its_metadata_agree_on_the_version():

@@ -1,4 +1,4 @@
-"""A column, or a slice of samples, read alone: equal to the same part of the whole, and nothing else is read."""
+"""A column or a slice of samples, read alone, is the same as in the whole; nothing else is read."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ SLICES = [(0, 0), (0, 1), (0, 3), (1, 3), (3, 4), (2, 7), (3, 6), (0, 11), (10, 
 
 
 @pytest.fixture(params=[3, 4, 512])
-def rows_per_group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def _rows_per_group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small row groups, so that slices begin, end and lie across their borders."""
     monkeypatch.setattr(file_module, "ROWS_PER_GROUP", request.param)
-    yield request.param
 
 
 def part_of(column: Column, start: int, stop: int) -> Any:
@@ -67,7 +66,8 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def test_every_dtype_and_kind_of_column(rows_per_group: int) -> None:
+@pytest.mark.usefixtures("_rows_per_group")
+def test_every_dtype_and_kind_of_column() -> None:
     n = 11
     batch: dict[str, Any] = {f"{d}{w}": random_array(w, d, (n, w)[: w + 1]) for d in DTYPES for w in (0, 3)}
     batch |= {
@@ -102,7 +102,7 @@ def test_every_dtype_and_kind_of_column(rows_per_group: int) -> None:
 
 @pytest.mark.parametrize("rows", [3, 4])
 @given(st.data())
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_every_layout(rows: int, data: Any) -> None:
     before = file_module.ROWS_PER_GROUP
     file_module.ROWS_PER_GROUP = rows

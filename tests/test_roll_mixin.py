@@ -174,5 +174,8 @@ def test_a_relative_dump_dir_is_shown_absolute_and_resolved_once(tmp_path, monke
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     ask(scheduler, 0)
-    assert f"dir={tmp_path}/dumps," in caplog.text
+    monkeypatch.setenv("ROLLTAPE_CWD", str(tmp_path))  # as a Ray worker is told by its driver
+    assert ask(Sync(config("./dumps", "mock"), "train"), 0)
+    assert f"mode=dump, dir={tmp_path}/dumps," in caplog.text
+    assert f"mode=mock, dir={tmp_path}/dumps," in caplog.text
     assert (tmp_path / "dumps/train/rollout/step_000000.parquet").is_file()

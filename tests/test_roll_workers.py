@@ -42,6 +42,7 @@ def test_a_job_gets_our_setup_and_our_variables(monkeypatch):
     assert job["worker_process_setup_hook"] == "rolltape.integrations.roll.install"
     assert job["env_vars"]["A"] == "1"
     assert job["env_vars"]["ROLLTAPE_DIR"] == "/data/tape"
+    assert job["env_vars"]["ROLLTAPE_CWD"] == os.getcwd()
     assert workers.runtime_env(None)["worker_process_setup_hook"] == "rolltape.integrations.roll.install"
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import datetime as dt
 import math
 import pathlib
+import re
 import threading
 import types
 from typing import Any
@@ -144,7 +145,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "dataclass with a strange attribute": (with_attribute(Plain(), "\ud800"), "Plain"),
     "structured array": (np.zeros(3, "i4,f8"), "ndarray"),
     "structured scalar": (np.zeros(1, "i4,f8")[0], "void"),
-    "structured dtype": (np.dtype("i4,f8"), "VoidDType" if np.lib.NumpyVersion(np.__version__) >= "1.25.0" else "dtype"),
+    "structured dtype": (np.dtype("i4,f8"), type(np.dtype("i4,f8")).__name__),
     "masked array": (np.ma.masked_array([1, 2], [0, 1]), "MaskedArray"),
     "masked object array": (np.ma.masked_array(np.array([1, None], object), [0, 1]), "MaskedArray"),
     "matrix": (np.zeros((1, 1)).view(np.matrix), "matrix"),
@@ -193,7 +194,7 @@ def test_refused_by_field_and_type(what: str, place: str) -> None:
 @pytest.mark.parametrize("what", BAD)
 def test_refused_alone(what: str) -> None:
     bad, kind = BAD[what]
-    with pytest.raises(TypeError, match=kind or "contain itself"):
+    with pytest.raises(TypeError, match=re.escape(kind) or "contain itself"):
         pack(dismantle(bad))
     with pytest.raises(TypeError):
         pack(dismantle([bad]))
@@ -201,7 +202,7 @@ def test_refused_alone(what: str) -> None:
 
 @pytest.mark.parametrize("what", ["lambda", "str subclass", "int subclass", "named tuple with attributes"])
 def test_refused_as_a_key(what: str) -> None:
-    with pytest.raises(rolltape.UnsupportedValueError, match="cannot store field.key"):
+    with pytest.raises(rolltape.UnsupportedValueError, match=r"cannot store field\.key"):
         pack(dismantle({"field": {BAD[what][0]: 1}}))
 
 

@@ -122,16 +122,18 @@ numpy_scalars = st.builds(
     st.binary(min_size=1, max_size=16),
 ) | st.one_of(texts.map(np.str_), st.binary(max_size=9).map(np.bytes_))
 enums = st.sampled_from([*Color, *Finish, *Level, *Access, Access.READ | Access.WRITE, Access(0)])
+dtypes = st.sampled_from([np.dtype("<U3"), np.dtype("q"), np.dtype(">f8")])
+ranges = st.builds(range, ints, ints, ints.filter(bool))
 scalars = st.one_of(
     st.none(), st.booleans(), ints, floats, texts, st.binary(max_size=30), st.complex_numbers(),
     st.builds(complex, odd_floats, odd_floats), clocks, st.dates(), st.timedeltas(), decimals, uuids,
     numpy_scalars, enums, st.binary(max_size=9).map(bytearray), st.binary(min_size=1020, max_size=1030),
-    st.builds(range, ints, ints, ints.filter(bool)), st.sampled_from([np.dtype("<U3"), np.dtype("q"), np.dtype(">f8")]),
+    ranges, dtypes,
 )  # fmt: skip
 hashables = st.one_of(
-    st.none(), st.booleans(), ints, floats, texts, st.binary(max_size=5), enums, numpy_scalars.filter(
-        lambda v: v.dtype.kind not in "VmM"), st.tuples(ints, texts), st.frozensets(ints, max_size=3), clocks, decimals.filter(
-        lambda v: not v.is_snan()),
+    st.none(), st.booleans(), ints, floats, texts, st.binary(max_size=5), enums, st.tuples(ints, texts),
+    numpy_scalars.filter(lambda v: v.dtype.kind not in "VmM"), st.frozensets(ints, max_size=3), clocks,
+    decimals.filter(lambda v: not v.is_snan()),
 )  # fmt: skip
 values = st.recursive(
     scalars,

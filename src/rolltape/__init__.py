@@ -13,6 +13,7 @@
 from rolltape import errors
 from rolltape._version import __version__
 from rolltape.batch import Batch, register_adapter
+from rolltape.determinism import deterministic
 from rolltape.errors import *  # noqa: F403
 from rolltape.key import Key
 from rolltape.policy import Action, Decision, Mode, OnMiss, Overwrite
@@ -36,6 +37,7 @@ __all__ = [
     "Summary",
     "Tape",
     "__version__",
+    "deterministic",
     "register_adapter",
     *errors.__all__,
 ]

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from rolltape.errors import ConfigError, RolltapeError
+from rolltape.errors import ConfigError, TooLateError
 
-__all__ = ["FLAGS", "WATCHED", "Conflict", "Determinism", "TooLateError", "deterministic", "in_force"]
+__all__ = ["FLAGS", "WATCHED", "Conflict", "Determinism", "deterministic", "in_force"]
 
 log = logging.getLogger("rolltape")
 
@@ -44,10 +44,6 @@ _TORCH = {
     "torch.backends.cudnn.benchmark": "False",
     "torch.use_deterministic_algorithms": "True",
 }
-
-
-class TooLateError(RolltapeError, RuntimeError):
-    """A library has read its switches already; setting them now would change nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@
     ├── ExpectationError       (TypeError)           a column has another dtype than the stage expects
     ├── MismatchError          (ValueError)          fingerprint parts differ between recording and replay
     ├── RecordError            (RuntimeError)        a recording failed in the background
+    ├── TooLateError           (RuntimeError)        determinism was asked for after it could be had
     └── MissingDependencyError (ImportError)         an optional package is needed; says which extra
 
 Each also inherits the built-in error people would catch. A message says what happened, where,
@@ -54,6 +55,7 @@ __all__ = [
     "TapeClosedError",
     "TapeNotFoundError",
     "TapeReadOnlyError",
+    "TooLateError",
     "UnknownAdapterError",
     "UnsupportedValueError",
 ]
@@ -202,6 +204,10 @@ class MismatchError(RolltapeError, ValueError):
 
 class RecordError(RolltapeError, RuntimeError):
     """A recording failed in the background; the cause is chained."""
+
+
+class TooLateError(RolltapeError, RuntimeError):
+    """A library has read its switches already; setting them now would change nothing."""
 
 
 class MissingDependencyError(RolltapeError, ImportError):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from rolltape.errors import KeyNameError
@@ -81,7 +82,7 @@ class Key:
                 f"rank {self.rank} is not below world_size {self.world_size}",
                 hint="ranks go from 0 to world_size - 1",
             )
-        if len(self._file) > MAX_FILE_NAME:
+        if isinstance(self.call, str) and len(self._file) > MAX_FILE_NAME:
             raise KeyNameError(
                 f"call {self.call!r} needs a file name of {len(self._file)} bytes, over {MAX_FILE_NAME}",
                 causes=["a byte that is not an ASCII letter, digit, `_`, `-` or `~` is quoted as three"],
@@ -144,6 +145,8 @@ def check_name(kind: str, name: object) -> str:
     >>> check_name("stage", "ref_logprob")
     'ref_logprob'
     """
+    if type(name) is str and _is_allowed(name):
+        return name
     problem = _problem(name)
     if problem is None:
         return str(name)
@@ -155,6 +158,12 @@ def check_name(kind: str, name: object) -> str:
         if cleaned
         else "use letters, digits, `_`, `-` and `.`, as in 'ref_logprob'",
     )
+
+
+@lru_cache(maxsize=256)
+def _is_allowed(name: str) -> bool:
+    """The same few names are checked with every key."""
+    return _problem(name) is None
 
 
 def _problem(name: object) -> str | None:

@@ -95,6 +95,9 @@ class Settings:
     background: bool = True
     """Whether recordings are written by a thread while training goes on."""
 
+    random_state: bool = True
+    """Whether a recording keeps the random state the live call left behind, and replay restores it."""
+
     prefetch: bool = True
     """Whether replay reads the next step ahead."""
 
@@ -271,6 +274,7 @@ _READ: dict[str, Callable[[object], Any]] = {
     "pin_steps": StepSelector.parse,
     "on_error": OnError.parse,
     "background": _read_bool,
+    "random_state": _read_bool,
     "prefetch": _read_bool,
     "max_pending_bytes": parse_size,
 }

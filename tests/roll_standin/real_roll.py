@@ -234,20 +234,32 @@ class Actor:
     mode: str
 
     async def get(self, step):
+        os.chdir("/")  # not where the driver is
         scheduler = rollout_scheduler(self.folder, self.mode)
-        return (await ask(scheduler, [step]))[0], scheduler.live, os.getcwd()
+        return (await ask(scheduler, [step]))[0], scheduler.live
 
 
 def ray_actor(folder):
+    """The driver calls install()."""
+    roll.install()
+    in_actors(folder, folder)
+
+
+def ray_untouched(folder):
+    """The driver does nothing: the environment names our hook, and dump_dir is relative."""
+    os.environ["RAY_RUNTIME_ENV_HOOK"] = "rolltape.integrations.roll.workers.runtime_env"
+    in_actors(folder, os.path.relpath(folder))
+
+
+def in_actors(folder, given):
     import ray
 
-    roll.install()
     ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": {"THEIRS": "1"}})
     try:
-        dumped, live, _ = ray.get(ray.remote(Actor).remote(folder, "dump").get.remote(0))
+        dumped, live = ray.get(ray.remote(Actor).remote(given, "dump").get.remote(0))
         assert live == 1
         assert os.path.isfile(f"{folder}/train/rollout/step_000000.parquet")
-        loaded, live, _ = ray.get(ray.remote(Actor).remote(folder, "mock").get.remote(0))
+        loaded, live = ray.get(ray.remote(Actor).remote(given, "mock").get.remote(0))
         assert live == 0
         same(dumped, loaded)
     finally:

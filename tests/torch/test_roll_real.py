@@ -43,5 +43,6 @@ def test_its_data_proto_and_its_schedulers(tmp_path):
     assert "[Rollout Mock] Loaded step 0: " in said
 
 
-def test_in_ray_actors_that_only_ray_has_set_up(tmp_path):
-    run(tmp_path, "ray_actor")
+@pytest.mark.parametrize("case", ["ray_actor", "ray_untouched"])
+def test_in_ray_actors_that_only_ray_has_set_up(tmp_path, case):
+    run(tmp_path, case)

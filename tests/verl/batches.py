@@ -49,11 +49,12 @@ def output_for(prompts, seed):
 def assert_same(left, right):
     """Two DataProto are the same in every bit, dtype and key."""
     assert list(left.batch.keys()) == list(right.batch.keys())
-    for name in left.batch.keys():
-        a, b = left.batch[name], right.batch[name]
-        assert a.dtype == b.dtype and torch.equal(a, b), name
+    for name, tensor in left.batch.items():
+        assert tensor.dtype == right.batch[name].dtype, name
+        assert torch.equal(tensor, right.batch[name]), name
     assert list(left.non_tensor_batch) == list(right.non_tensor_batch)
     for name, column in left.non_tensor_batch.items():
         other = right.non_tensor_batch[name]
-        assert column.dtype == other.dtype and column.tolist() == other.tolist(), name
+        assert column.dtype == other.dtype, name
+        assert column.tolist() == other.tolist(), name
     assert left.meta_info == right.meta_info

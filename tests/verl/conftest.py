@@ -44,11 +44,13 @@ if STACK == "verl":
                     "v1": {"trainer_mode": "sync", "sync": {"parameter_sync_step": 1}},
                 },
                 "data": {
-                    "train_batch_size": 2, "gen_batch_size": None, "max_prompt_length": 8, "max_response_length": 4,
+                    "train_batch_size": 2, "gen_batch_size": None,
+                    "max_prompt_length": 8, "max_response_length": 4,
                     "train_files": "train.parquet", "seed": 1,
                 },
                 "actor_rollout_ref": {
-                    "model": {"path": "tiny"}, "rollout": {"n": 2, "temperature": 1.0, "top_p": 1.0, "seed": 0},
+                    "model": {"path": "tiny"},
+                    "rollout": {"n": 2, "temperature": 1.0, "top_p": 1.0, "seed": 0},
                 },
                 "skip": {role: {} for role in ("rollout", "rollout_tq", "async_rollout")},
             })  # fmt: skip

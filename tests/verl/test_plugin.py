@@ -1,4 +1,4 @@
-"""The plugin in every process: silent and light unless asked, loud when asked, and carried into Ray's workers."""
+"""The plugin in every process: silent and light unless asked, loud when asked, reaching Ray's workers."""
 
 import json
 import os
@@ -92,7 +92,7 @@ def test_modules_that_were_decorated_before_the_plugin_came_are_found(tmp_path):
 
 
 def test_an_error_reaches_the_user(tmp_path):
-    """verl swallows what goes wrong in a plugin; opening the tape happens later, where it cannot be missed."""
+    """verl swallows what goes wrong in a plugin; the tape is opened later, where it cannot be missed."""
     code = (
         "import verl\nfrom omegaconf import OmegaConf\nfrom verl.utils.skip import SkipManager\n"
         "SkipManager.init(OmegaConf.create({'trainer': {'v1': {'trainer_mode': 'sync'}}, 'skip': {}}))"
@@ -104,7 +104,8 @@ def test_an_error_reaches_the_user(tmp_path):
 
 
 def test_a_relative_directory_is_made_absolute_before_ray_starts(tmp_path):
-    code = f"import os, json\nos.chdir({str(tmp_path)!r})\nimport verl\nprint(json.dumps(os.environ['ROLLTAPE_DIR']))"
+    go = f"import os, json\nos.chdir({str(tmp_path)!r})\nimport verl\n"
+    code = go + "print(json.dumps(os.environ['ROLLTAPE_DIR']))"
     assert python(code, ROLLTAPE_DIR="tapes/base", ROLLTAPE_MODE="record") == str(tmp_path / "tapes/base")
 
 
@@ -148,7 +149,7 @@ print(json.dumps(ray.get(Worker.remote().look.remote())))
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_workers_of_a_cluster_that_was_started_without_us(ray_session, tmp_path, asked):
-    """Ray's workers inherit the environment of their cluster, not that of the program; ours travels with the job."""
+    """Workers inherit the environment of their cluster, not the program's; ours travels with the job."""
     tape = str(tmp_path / "tape")
     env = {"ROLLTAPE_DIR": tape, "ROLLTAPE_MODE": "record"} if asked else {}
     found = python(IN_A_CLUSTER, CLUSTER=ray_session.get_runtime_context().gcs_address, **env)

@@ -1,6 +1,7 @@
-"""verl's real trainers, three steps of GRPO on CPU: recorded once, replayed without a single generated sequence.
+"""verl's real trainers, three steps of GRPO on CPU: recorded once, replayed without generating anything.
 
-Slow: six runs of about a minute each. V0 is the trainer that passes batches, V1 the one that goes through TransferQueue.
+Slow: six runs of about a minute each. V0 is the trainer that passes batches, V1 the one that goes through
+TransferQueue.
 """
 
 import subprocess
@@ -80,7 +81,7 @@ def test_replayed_through_the_environment_alone(recorded):
 
 
 def same_run(replayed, recorded):
-    """Nothing was generated; every metric but times, and every weight after every step, is the same in every bit."""
+    """Nothing was generated; every metric but times and all weights after every step are the same bits."""
     assert replayed.generated == 0
     assert replayed.weights == recorded.weights
     assert replayed.metrics == recorded.metrics

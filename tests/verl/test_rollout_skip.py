@@ -83,7 +83,8 @@ def test_recording_hands_back_the_very_objects(tmp_path):
     run = skipping(v2(tmp_path, action="cache"))
     _, output = step_of(run, 1)
     assert output is run.workers.returned[0]
-    assert "uid" not in output.non_tensor_batch and "rolltape" not in output.meta_info
+    assert "uid" not in output.non_tensor_batch
+    assert "rolltape" not in output.meta_info
 
 
 @dataclass
@@ -141,7 +142,8 @@ def test_nothing_happens_where_it_is_not_enabled(rollout, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     run = skipping(config(**rollout))
     run.generate(prompts_for(1))
-    assert len(run.workers.returned) == 1 and os.listdir(tmp_path) == []
+    assert len(run.workers.returned) == 1
+    assert os.listdir(tmp_path) == []
 
 
 def test_cache_also_caches_past_max_dump_step(tmp_path):

@@ -1,4 +1,4 @@
-"""`rolltape run`: any command, its subprocesses and its Ray workers find the tape; its exit code is passed on."""
+"""`rolltape run`: any command, its subprocesses and Ray workers find the tape; its exit code is passed on."""
 
 import json
 import os
@@ -14,7 +14,8 @@ from rolltape.steps import ALL_STEPS, StepSelector
 
 def run(*arguments, **env):
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ROLLTAPE_")}
-    code = "import sys; from rolltape.cli.run import command; sys.exit(command.main(sys.argv[1:], standalone_mode=False))"
+    call = "sys.exit(command.main(sys.argv[1:], standalone_mode=False))"
+    code = f"import sys; from rolltape.cli.run import command; {call}"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env={**environ, **env}
     )
@@ -57,26 +58,16 @@ def test_a_command_ended_by_a_signal_and_one_that_is_not_there(tmp_path):
 
 
 def test_options_of_the_command_are_its_own(tmp_path):
-    code = "import sys; print(sys.argv[1:])"
-    done = run(
-        "--dir",
-        str(tmp_path),
-        "--",
-        sys.executable,
-        "-c",
-        code,
-        "--mode",
-        "x",
-        "--help",
-        "trainer.use_v1=True",
-    )
-    assert done.stdout.strip() == "['--mode', 'x', '--help', 'trainer.use_v1=True']"
+    program = [sys.executable, "-c", "import sys; print(sys.argv[1:])", "--mode", "x", "--help", "a.b=True"]
+    done = run("--dir", str(tmp_path), "--", *program)
+    assert done.stdout.strip() == "['--mode', 'x', '--help', 'a.b=True']"
 
 
 def test_the_directory_is_absolute_for_every_subprocess(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    inner = "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('ROLLTAPE_')}))"
-    outer = f"import subprocess, sys, os; os.chdir('/'); subprocess.run([sys.executable, '-c', {inner!r}], check=True)"
+    inner = "import os, json; print(json.dumps(dict(os.environ)))"
+    start = f"subprocess.run([sys.executable, '-c', {inner!r}], check=True)"
+    outer = f"import subprocess, sys, os; os.chdir('/'); {start}"
     done = run("--mode", "record", "--dir", "a/b", "--steps", "0-9,20", "--", sys.executable, "-c", outer)
     found = json.loads(done.stdout)
     assert found["ROLLTAPE_DIR"] == str(tmp_path / "a/b")

@@ -38,7 +38,7 @@ def empty_queue(queue):
 
 
 class Generator:
-    """In place of verl's agent loops: puts n trajectories per prompt into the queue, in the order they happen to finish."""
+    """In place of verl's agent loops: puts n trajectories per prompt into the queue, in a random order."""
 
     def __init__(self, n=2, forbidden=False, outputs=1):
         self.n, self.forbidden, self.outputs = n, forbidden, outputs
@@ -99,7 +99,7 @@ def make_trainer(config, generator, first_prompt=0):
     def draw():
         numbers = [next(drawn) for _ in range(config.data.train_batch_size)]
         return tu.get_tensordict({
-            "raw_prompt": objects([[{"role": "user", "content": f"question {number}"}] for number in numbers]),
+            "raw_prompt": objects([[{"role": "user", "content": f"question {n}"}] for n in numbers]),
             "reward_model": objects([{"ground_truth": str(number)} for number in numbers]),
             "uid": np.array([str(uuid.uuid4()) for _ in numbers], dtype=object),
         })  # fmt: skip
@@ -218,7 +218,8 @@ def test_an_interrupted_step_is_refused_in_replay(training, monkeypatch):
 def test_repeat_plays_another_step_with_its_own_prompts_as_fresh_samples(training):
     recorded = consume(training(Generator(), steps=[1]), 1)
     seen = consume(training(Generator(forbidden=True), action="repeat"), 5)
-    assert seen[0][0] == recorded[0][0] and seen[0][3:] == recorded[0][3:]
+    assert seen[0][0] == recorded[0][0]
+    assert seen[0][3:] == recorded[0][3:]
     assert {tag["global_steps"] for tag in seen[0][1]} == {5}
 
 
@@ -239,4 +240,5 @@ def test_without_opting_in_verl_dumps_as_it_does(training, trainer_config, tmp_p
     trainer = make_trainer(config, Generator())
     SkipManager.init(config)
     consume(trainer, 1)
-    assert len(list(tmp_path.rglob("tq_batch.pt"))) == 1 and install.queue("rollout_tq") is None
+    assert len(list(tmp_path.rglob("tq_batch.pt"))) == 1
+    assert install.queue("rollout_tq") is None

@@ -32,13 +32,21 @@ class Adapter:
 
 
 # Optional libraries: the type's full name -> the adapter module of ours that may be imported for it.
+_TENSORDICTS = "rolltape.batch.tensordicts"
+_IMAGES = "rolltape.batch.images"
+_VERL = "rolltape.integrations.verl.adapters"
+_ROLL = "rolltape.integrations.roll.dataproto"
 _LAZY_TYPES = {
-    "tensordict._td.TensorDict": "tensordicts",
-    "tensordict._lazy.LazyStackedTensorDict": "tensordicts",
-    "tensordict.tensorclass.NonTensorData": "tensordicts",
-    "tensordict.tensorclass.NonTensorStack": "tensordicts",
+    "tensordict._td.TensorDict": _TENSORDICTS,
+    "tensordict._lazy.LazyStackedTensorDict": _TENSORDICTS,
+    "tensordict.tensorclass.NonTensorData": _TENSORDICTS,
+    "tensordict.tensorclass.NonTensorStack": _TENSORDICTS,
+    "verl.protocol.DataProto": _VERL,
+    "transfer_queue.metadata.KVBatchMeta": _VERL,
+    "roll.distributed.scheduler.protocol.DataProto": _ROLL,
 }
-_LAZY_NAMES = {"tensordict": "tensordicts", "pil": "images"}
+# The first part of an adapter's name, as tapes have it -> the same modules.
+_LAZY_NAMES = {"tensordict": _TENSORDICTS, "pil": _IMAGES, "verl": _VERL, "roll": _ROLL}
 
 _by_name: dict[str, Adapter] = {}
 _by_type: dict[str, Adapter] = {}
@@ -104,7 +112,7 @@ def adapter_for(value: Any) -> Adapter | None:
     module = _LAZY_TYPES.get(full) or _lazy_image(type(value))
     if module is None:
         return None
-    importlib.import_module(f"rolltape.batch.{module}")
+    importlib.import_module(module)
     return _by_type.get(full) or next(
         (_by_type[type_name(base)] for base in type(value).__mro__ if type_name(base) in _by_type), None
     )
@@ -114,7 +122,7 @@ def adapter_named(name: str) -> Adapter:
     """The adapter that a tape names."""
     module = _LAZY_NAMES.get(name.partition(".")[0])
     if name not in _by_name and module is not None:
-        importlib.import_module(f"rolltape.batch.{module}")
+        importlib.import_module(module)
     try:
         return _by_name[name]
     except KeyError:
@@ -216,4 +224,4 @@ def _lazy_image(cls: type) -> str | None:
     # PIL's own classes only: a subclass of somebody else's would come back as less than it was.
     if "PIL.Image" not in sys.modules or not cls.__module__.startswith("PIL."):
         return None
-    return "images" if any(type_name(base) == "PIL.Image.Image" for base in cls.__mro__) else None
+    return _IMAGES if any(type_name(base) == "PIL.Image.Image" for base in cls.__mro__) else None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from rolltape.cli.tapes import all_files
+from rolltape.cli.tapes import all_files, is_name
 from rolltape.errors import (
     CorruptFileError,
     MissingDependencyError,
@@ -72,10 +72,10 @@ def inspect(storage: LocalStorage, tick: Tick = lambda stat: None) -> Report:
 
 def _look_at(storage: LocalStorage, stat: Stat, names: set[str], report: Report) -> Iterator[Finding]:
     name = stat.name
-    split = name.split("/")[0]
+    split = name.partition("/")[0]
     if name == NAME:
         yield from _manifest(storage)
-    elif name.count("/") == 1 and name.endswith("/metrics.jsonl") and name == metrics_path(split):
+    elif is_name(split) and name == metrics_path(split):
         yield from _metrics(storage, name)
     elif (key := Key.parse(name)) is not None:
         yield from _recording(storage, key, names, report)

@@ -82,7 +82,7 @@ def _print_tapes(rows: list[TapeRow]) -> None:
         stages = "\n".join(f"{stage.split}/{stage.stage}" for stage in row.stages) or "(empty)"
         table.add_row(
             shown(row.path),
-            visible(row.id or "")[:8],
+            visible(str(row.id))[:8],
             moment(row.created, "%Y-%m-%d"),
             stages,
             "\n".join(count(stage.steps) for stage in row.stages),
@@ -144,7 +144,7 @@ def _complain_about(groups: list[Group]) -> None:
 def _print_recordings(tape: OpenTape, groups: list[Group]) -> None:
     screen = Screen()
     screen.print(shown(tape.storage.location, "bold"), soft_wrap=True)
-    screen.print(shown(f"id {tape.manifest.id[:8]}, created {moment(tape.manifest.created)}"))
+    screen.print(shown(tape.title))
     for group in groups:
         shelf = group.shelf
         steps = ranges(sorted({row.key.step for row in group.rows}))

@@ -135,5 +135,5 @@ def moment(text: str | None, form: str = "%Y-%m-%d %H:%M") -> str:
         return "–"
     try:
         return dt.datetime.fromisoformat(text).astimezone().strftime(form)
-    except ValueError:
-        return visible(text)
+    except (ValueError, TypeError):  # whatever the file says instead
+        return visible(str(text))

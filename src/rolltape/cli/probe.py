@@ -17,7 +17,7 @@ from rolltape.cli.tapes import is_tape, open_tape
 from rolltape.errors import RolltapeError
 from rolltape.settings import resolve
 from rolltape.storage import posix
-from rolltape.tape.manifest import DETERMINISM
+from rolltape.determinism import WATCHED
 from rolltape.tape.opening import _RAY_SESSION
 from rolltape.tape.summary import amount
 
@@ -92,7 +92,7 @@ def _kind(path: str) -> Fact:
         manifest = open_tape(path).manifest
     except RolltapeError as error:
         return Fact("tape", "directory", path, attention=error.what)
-    return Fact("tape", "directory", path, f"tape {manifest.id[:8]}, written by {manifest.producer}")
+    return Fact("tape", "directory", path, f"tape {str(manifest.id)[:8]}, written by {manifest.producer}")
 
 
 def _writability(folder: str) -> Fact:
@@ -140,7 +140,7 @@ def determinism(environ: Mapping[str, str], directory: str) -> Iterator[Fact]:
     recorded: Mapping[str, str] = {}
     with suppress(RolltapeError):
         recorded = open_tape(directory).manifest.environment
-    for name in DETERMINISM:
+    for name in WATCHED:
         here, then = environ.get(name, ""), recorded.get(name, "")
         value = here or "not set"
         if recorded and here != then:

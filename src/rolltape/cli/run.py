@@ -40,8 +40,8 @@ def command(
 ) -> int:
     """Run COMMAND with ROLLTAPE_MODE, ROLLTAPE_DIR and ROLLTAPE_STEPS set, and pass its exit code on.
 
-    Frameworks that have an integration (verl) need nothing else; a program that opens its tape with Tape.from_env()
-    finds it too.
+    Frameworks that have an integration (verl) need nothing else; a program that opens its tape with
+    Tape.from_env() finds it too.
     """
     tape = os.path.abspath(os.path.expanduser(folder))
     if mode == Mode.REPLAY and on_miss is None and not os.path.isfile(os.path.join(tape, "tape.json")):
@@ -55,7 +55,8 @@ def command(
     after, took = recordings_in(tape), time.monotonic() - started
     new = count(len(after - before))
     complain(
-        f"rolltape: exit code {code} after {seconds(took)}; {tape} has {count(len(after))} recordings, {new} of them new"
+        f"rolltape: exit code {code} after {seconds(took)}; "
+        f"{tape} has {count(len(after))} recordings, {new} of them new"
     )
     return code
 

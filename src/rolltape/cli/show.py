@@ -184,7 +184,7 @@ def _print_recording(row: RecordingRow, file: RecordingFile) -> None:
     )
     for column in column_rows(file, row.file):
         size = "–" if column.bytes is None else amount(column.bytes)
-        table.add_row(shown(column.name), column.type, shown(column.stored), size)
+        table.add_row(shown(column.name), shown(column.type), shown(column.stored), size)
     screen.print()
     screen.print(table)
     others = list(islice(beside(file.header["tree"]), MOST_BESIDE))

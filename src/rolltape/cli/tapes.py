@@ -10,8 +10,10 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from rolltape.cli.output import moment
 from rolltape.errors import NotATapeError, TapeNotFoundError
 from rolltape.key import Key
 from rolltape.steps import ALL_STEPS, StepSelector
@@ -37,6 +39,11 @@ class OpenTape:
     """As the user wrote it."""
     storage: LocalStorage
     manifest: Manifest
+
+    @property
+    def title(self) -> str:
+        """The tape in a line, for people."""
+        return f"id {str(self.manifest.id)[:8]}, created {moment(self.manifest.created)}"
 
 
 def open_tape(path: str) -> OpenTape:
@@ -121,16 +128,27 @@ def shelves(
     storage: LocalStorage, split: str | None = None, stage: str | None = None, steps: StepSelector = ALL_STEPS
 ) -> Iterator[Shelf]:
     """Every stage of every split that is asked for, with its recordings of these steps."""
-    for split_folder in sorted(storage.folders("")):
-        if split not in (None, split_folder.rstrip("/")):
+    for split_name in _names(storage, ""):
+        if split not in (None, split_name):
             continue
-        for folder in sorted(storage.folders(split_folder)):
-            name = folder.rstrip("/").rsplit("/", 1)[-1]
-            if stage in (None, name):
-                yield _shelf(storage, folder, split_folder.rstrip("/"), name, steps)
+        for stage_name in _names(storage, f"{split_name}/"):
+            if stage in (None, stage_name):
+                yield _shelf(storage, split_name, stage_name, steps)
 
 
-def _shelf(storage: LocalStorage, folder: str, split: str, stage: str, steps: StepSelector) -> Shelf:
+def _names(storage: LocalStorage, folder: str) -> list[str]:
+    """The folders in this one that can be a split or a stage, by name."""
+    names = sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in storage.folders(folder))
+    return [name for name in names if is_name(name)]
+
+
+def is_name(name: str) -> bool:
+    """Whether a folder's name can be a split's or a stage's."""
+    return Key.parse(f"{name}/{name}/step_000000.parquet") is not None
+
+
+def _shelf(storage: LocalStorage, split: str, stage: str, steps: StepSelector) -> Shelf:
+    folder = f"{split}/{stage}/"
     files: list[tuple[int, str]] = []
     inputs: list[tuple[int, str]] = []
     everything = steps == ALL_STEPS
@@ -143,12 +161,22 @@ def _shelf(storage: LocalStorage, folder: str, split: str, stage: str, steps: St
 
 
 def all_files(storage: LocalStorage) -> Iterator[Stat]:
-    """Every file of the tape with its size, whoever put it there; hidden ones are left out."""
-    pending = [""]
+    """Every file of the tape with its size, whoever put it there; hidden ones are left out.
+
+    Not by way of the storage, which knows only names that a tape can have.
+    """
+    pending = [("", 0)]
     while pending:
-        folder = pending.pop()
-        yield from storage.entries(folder)
-        pending += storage.folders(folder)
+        folder, depth = pending.pop()
+        with suppress(FileNotFoundError), os.scandir(f"{storage.location}/{folder}") as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    pending += [(f"{folder}{entry.name}/", depth + 1)] if depth < DEEPEST else []
+                else:
+                    with suppress(FileNotFoundError):  # deleted since it was listed
+                        yield Stat(folder + entry.name, entry.stat().st_size, "")
 
 
 def find_recording(tape: OpenTape, key: Key, rank: int | None) -> Recording | None:

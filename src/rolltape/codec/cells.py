@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,8 @@ def pack_cells(values: Sequence[Any], path: Path) -> Cells:
     if kind in _SCALARS:
         name, arrow = _SCALARS[kind]
         frozen = list(values)
-        return Cells(name, lambda: _scalars(frozen, arrow), None, 8 * len(frozen), (frozen,))
+        told = frozen if kind is not float else [None if v is None else struct.pack(">d", v) for v in frozen]
+        return Cells(name, lambda: _scalars(frozen, arrow), None, 8 * len(frozen), (told,))
     if kind is not None and kinds == nullable and issubclass(kind, np.generic):
         dtype = np.dtype(kind).name
         if dtype in NATIVE and not dtype.startswith("complex") and np.dtype(dtype).type is kind:

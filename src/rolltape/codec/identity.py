@@ -122,7 +122,7 @@ def _inside(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _runs(rows: np.ndarray) -> np.ndarray:
     """How many elements each row begins with that are all the same."""
     other = rows != rows[:, :1]
-    return np.where(other.any(axis=1), other.argmax(axis=1), rows.shape[1])
+    return np.asarray(np.where(other.any(axis=1), other.argmax(axis=1), rows.shape[1]))
 
 
 def _canonical(row: np.ndarray) -> bytes:

@@ -116,7 +116,8 @@ def _rows(name: str, column: ArrayColumn) -> Rows:
     item = storage(column.dtype).itemsize
     width = data[0].nbytes // item
     bits = data.reshape(-1).view(_UNSIGNED[item]).reshape(len(data), width)
-    return Rows(name, bits, column.dtype, data.ndim, data.dtype.kind in "iu" and column.dtype in dtypes.NATIVE)
+    counts = data.dtype.kind in "iu" and column.dtype in dtypes.NATIVE
+    return Rows(name, bits, column.dtype, data.ndim, counts)
 
 
 def _gather(bits: np.ndarray, spans: Spans | None) -> tuple[np.ndarray, np.ndarray]:

@@ -175,7 +175,9 @@ class _OnTape(_Target):
 
     def __init__(self, to: str | Path) -> None:
         self._tape = Tape(
-            settings=Settings(dir=str(to), mode=Mode.RECORD, overwrite=Overwrite.KEEP, background=False)
+            settings=Settings(
+                dir=str(to), mode=Mode.RECORD, overwrite=Overwrite.KEEP, background=False, random_state=False
+            )
         )
         super().__init__({recording.key for recording in self._tape.recordings()})
         self._stages: dict[str, Callable[..., Any]] = {}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from rolltape import random_state
 from rolltape.errors import RolltapeError, StepExistsError, StepMissingError, TapeClosedError
 from rolltape.key import Key
 from rolltape.policy import Action, Decision, Mode, Overwrite, decide
@@ -107,6 +108,8 @@ class Deck:
         played = self.player.play(call)
         for stage, number in call.scope.skip(played.about.get("inside", {})):
             self.player.played.add(replace(call.key, stage=stage, call=number))
+        if self.settings.random_state and call.decision.action is Action.REPLAY and "random" in played.about:
+            random_state.restore(played.about["random"])
         if self.player.reads_ahead and (ahead := self._following(call)) is not None:
             self.player.read_ahead(ahead)
         return played.value

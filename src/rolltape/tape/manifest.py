@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rolltape import determinism
 from rolltape._version import __version__
 from rolltape.batch.plain import Path, to_json, unsupported
 from rolltape.codec.file import FORMAT
@@ -20,12 +21,6 @@ from rolltape.errors import CorruptFileError, FormatVersionError, StepExistsErro
 from rolltape.storage import Storage
 
 NAME = "tape.json"
-
-DETERMINISM = (
-    "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO", "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
-    "DETERMINISTIC_MODE", "PYTHONHASHSEED", "VLLM_BATCH_INVARIANT", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
-)  # fmt: skip
-"""Environment variables that decide whether two runs can agree bit for bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +81,7 @@ def environment() -> dict[str, str]:
         version = getattr(sys.modules.get(module), "__version__", None)
         if version is not None:
             found[module] = str(version)
-    found |= {name: os.environ.get(name, "") for name in DETERMINISM}
+    found |= determinism.in_force()
     return found
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from rolltape import random_state
 from rolltape.batch import dismantle
 from rolltape.codec.file import encode
 from rolltape.codec.pack import Packed, pack
@@ -73,6 +74,8 @@ class Recorder:
             "blocked_seconds": time.perf_counter() - started,
             "fingerprint": self._fingerprint,
         }  # fmt: skip
+        if self._settings.random_state:
+            about["random"] = random_state.capture()
         if inside:
             about["inside"] = dict(inside)
         nbytes = packed.nbytes

@@ -76,6 +76,7 @@ class Tape:
         pin_steps: Any = None,
         on_error: str | None = None,
         background: bool | None = None,
+        random_state: bool | None = None,
         prefetch: bool | None = None,
         max_pending_bytes: int | str | None = None,
         settings: Settings | None = None,

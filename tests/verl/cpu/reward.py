@@ -1,4 +1,4 @@
-"""The reward of the test runs: how much of the answer is vowels. Differs between samples of an untrained model."""
+"""The reward of the test runs: how many letters are vowels. Differs between samples of any model."""
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **rest):

@@ -1,7 +1,7 @@
 """Lets verl's real trainer run without an accelerator. Loaded by verl: VERL_USE_EXTERNAL_MODULES names it.
 
-Registers a platform `cpu` (gloo; Ray is told of a GPU that does not exist) and a rollout engine `tiny`: a Ray actor
-that samples with transformers, one request after the other, and writes down what it was asked to do.
+Registers a platform `cpu` (gloo; Ray is told of a GPU that does not exist) and a rollout engine `tiny`: a Ray
+actor that samples with transformers, one request after the other, and writes down what it was asked to do.
 """
 
 import contextlib

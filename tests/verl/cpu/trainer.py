@@ -39,7 +39,8 @@ def run(work, name, *overrides, v1, env=None, command=(), steps=STEPS):
         "PYTHONPATH": paths, "VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda",
         "VERL_USE_EXTERNAL_MODULES": "rolltape_cpu_platform", "ROLLTAPE_TEST_JOURNAL": str(journal),
         "VERL_FILE_LOGGER_PATH": str(log), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0",
-        "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HYDRA_FULL_ERROR": "1",
+        "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+        "HYDRA_FULL_ERROR": "1",
     } | (env or {})  # fmt: skip
     trainer = [
         sys.executable,
@@ -76,7 +77,8 @@ def settings(work, folder, v1, steps):
     groups = {
         "trainer": {
             "use_v1": v1, "device": "cpu", "nnodes": 1, "n_gpus_per_node": 1, "logger": "[console,file]",
-            "project_name": "tapes", "experiment_name": "cpu", "total_training_steps": steps, "total_epochs": 1,
+            "project_name": "tapes", "experiment_name": "cpu", "total_epochs": 1,
+            "total_training_steps": steps,
             "save_freq": -1, "test_freq": -1, "val_before_train": False, "resume_mode": "disable",
             "default_local_dir": folder / "checkpoints",
         },
@@ -96,7 +98,8 @@ def settings(work, folder, v1, steps):
         },
         "+actor_rollout_ref.model.override_config": {"attn_implementation": "sdpa"},
         "actor_rollout_ref.actor": {
-            "strategy": "fsdp2", "optim.lr": 1e-3, "ppo_mini_batch_size": 4, "ppo_micro_batch_size_per_gpu": 16,
+            "strategy": "fsdp2", "optim.lr": 1e-3, "ppo_mini_batch_size": 4,
+            "ppo_micro_batch_size_per_gpu": 16,
             "use_kl_loss": False, "use_torch_compile": False, "fsdp_config.use_torch_compile": False,
             "fsdp_config.model_dtype": "fp32", "fsdp_config.dtype": "float32",
         },

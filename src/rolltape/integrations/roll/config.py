@@ -13,6 +13,7 @@ from typing import Any
 from rolltape.determinism import WATCHED
 from rolltape.errors import ConfigError
 
+DRIVER_CWD = "ROLLTAPE_CWD"
 MODES = {"dump": "record", "mock": "replay"}
 
 _SAMPLING = (
@@ -53,9 +54,9 @@ def tape_options(config: Any) -> dict[str, Any] | None:
 
 
 def dump_dir(config: Any) -> str:
-    """``rollout_mock.dump_dir``, absolute."""
-    given = field(config, "rollout_mock.dump_dir", "./rollout_mock_dumps")
-    return os.path.abspath(os.path.expanduser(str(given)))
+    """``rollout_mock.dump_dir``, absolute. A Ray worker is told the working directory of its driver."""
+    given = os.path.expanduser(str(field(config, "rollout_mock.dump_dir", "./rollout_mock_dumps")))
+    return os.path.abspath(os.path.join(os.environ.get(DRIVER_CWD, ""), given))
 
 
 def stage_name(config: Any, domains: list[str]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from rolltape.errors import RolltapeError
 from rolltape.integrations import ray_env
+from rolltape.integrations.roll.config import DRIVER_CWD
 
 HOOK = "rolltape.integrations.roll.workers.runtime_env"
 SETUP = "rolltape.integrations.roll.install"
@@ -44,8 +45,12 @@ def leave() -> None:
 
 
 def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
-    """The runtime environment of a job, with our setup; one that the program has runs after it."""
+    """The runtime environment of a job, with our setup; one that the program has runs after it.
+
+    Named in ``RAY_RUNTIME_ENV_HOOK`` by hand it does without ``install()`` in the driver.
+    """
     found = ray_env.forward(given)
+    found["env_vars"] = {DRIVER_CWD: os.getcwd(), **found["env_vars"]}
     theirs = found.get(_KEY)
     if theirs is None:
         found[_KEY] = SETUP

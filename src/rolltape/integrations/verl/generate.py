@@ -1,7 +1,7 @@
 """``generate_sequences`` as a stage: DataProto in, DataProto out, sync or async.
 
-Used for verl's V0 trainer (role ``rollout``), its fully asynchronous one (``async_rollout``) and whatever else is
-decorated with ``SkipManager.annotate``.
+Used for verl's V0 trainer (role ``rollout``), its fully asynchronous one (``async_rollout``) and whatever
+else is decorated with ``SkipManager.annotate``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Generation:
 
         if self.session.wishes.rewards is Rewards.RECOMPUTE:
             raise ConfigError(
-                "rewards can be computed again only where generation is asynchronous, as in verl's own trainers",
+                "rewards are computed again only where generation is asynchronous, as in verl's trainers",
                 hint="leave ROLLTAPE_VERL_REWARD unset",
             )
         stage = self.session.tape.stage("rollout", inputs=["prompts"])(rollout)

@@ -1,4 +1,4 @@
-"""The wrappers that stand around verl's own: thin, standard library only, asking at each call whether there is a tape.
+"""The wrappers around verl's own functions: thin, standard library only, asking at each call for a tape.
 
 SkipManager.init         opens the tapes a configuration asks for
 SkipManager.set_step     a step is over: what was recorded in it is on disk, or an error says why not

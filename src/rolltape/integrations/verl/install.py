@@ -1,7 +1,8 @@
 """Puts tapes under verl's SkipManager in this process, once the user has asked for them.
 
-``SkipManager.init`` runs in the one process that drives a trainer. There each role that has a plan gets a session;
-functions decorated with ``SkipManager.annotate`` and ``annotate_tq`` find it by the name of their role.
+``SkipManager.init`` runs in the one process that drives a trainer. There each role that has a plan gets a
+session; functions decorated with ``SkipManager.annotate`` and ``annotate_tq`` find it by the name of their
+role.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def start(config: Any) -> None:
     found = plans(config, os.environ, working_directory())
     if not found:
         log.warning(
-            "rolltape: asked for, but this run names no tape; set ROLLTAPE_DIR and ROLLTAPE_MODE, or skip.*.enable=True"
+            "rolltape: asked for, but this run names no tape; "
+            "set ROLLTAPE_DIR and ROLLTAPE_MODE, or skip.rollout.enable=True"
         )
     for plan in found:
         session = Session.start(plan)

@@ -56,7 +56,7 @@ class Plan:
 
 
 def opted_in(config: Any, environ: Mapping[str, str]) -> bool:
-    """Whether the user asked for tapes: by environment, by a ``tape:`` directory, by a section ``rolltape``."""
+    """Whether the user asked for tapes: by environment, a ``tape:`` directory, or a section ``rolltape``."""
     switch = environ.get(SWITCH, "").strip().lower()
     if switch in ("0", "false", "no", "off"):
         return False
@@ -68,7 +68,7 @@ def opted_in(config: Any, environ: Mapping[str, str]) -> bool:
 
 
 def plans(config: Any, environ: Mapping[str, str], cwd: str) -> list[Plan]:
-    """What each role does. One plan for all roles (``*``) where the environment or ``rolltape`` names the tape."""
+    """What each role does; one plan for all (``*``) where the environment or ``rolltape`` names the tape."""
     section = dict(plain(pick(config, "rolltape")) or {})
     own = dict(section.pop("verl", None) or {})
     wishes = Wishes(_flag(own, environ), _rewards(own, environ))

@@ -1,7 +1,8 @@
 """The entry point that verl loads in every process (group ``verl.plugins``). Light, and silent unless asked.
 
-verl hides what goes wrong in a plugin. So this does next to nothing: it waits until verl's SkipManager is imported and
-adds thin wrappers. What may fail, opening a tape, happens in ``SkipManager.init``, where errors reach the user.
+verl hides what goes wrong in a plugin. So this does next to nothing: it waits until verl's SkipManager is
+imported and adds thin wrappers. What may fail, opening a tape, happens in ``SkipManager.init``, where errors
+reach the user.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The prompts of a generation: what of them is compared with the recording, and how they are put back.
 
-verl draws a random ``uid`` for every prompt of every run. It is recorded beside the responses (so that samples can be
-grouped by prompt), left out of the comparison, and put back together with the prompts where another step is played.
+verl draws a random ``uid`` for every prompt of every run. It is recorded beside the responses (so that
+samples can be grouped by prompt), left out of the comparison, and put back together with the prompts where
+another step is played.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def as_returned(recorded: Any) -> Any:
 
 
 def restore(prompts: Any, recorded: Any, uids: Any) -> None:
-    """Make ``prompts`` the recorded ones, in place, so that responses of another step meet their own answers."""
+    """Make ``prompts`` the recorded ones, in place: responses of another step meet their own answers."""
     prompts.batch = recorded.batch
     prompts.non_tensor_batch = dict(recorded.non_tensor_batch)
     if uids is not None:

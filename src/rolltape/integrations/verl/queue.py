@@ -1,9 +1,9 @@
 """Generation through TransferQueue (verl's V1 trainers) as a stage.
 
-The trainer submits prompts, workers put trajectories into the queue, the replay buffer samples a batch of them. What is
-recorded is that batch: keys, tags and fields of every trajectory, in the order the trainer got them, with the metrics
-of the sampler. On replay nothing is submitted, the trajectories go back into the queue under their own keys, and the
-buffer returns the recorded batch.
+The trainer submits prompts, workers put trajectories into the queue, the replay buffer samples a batch of
+them. What is recorded is that batch: keys, tags and fields of every trajectory, in the order the trainer
+got them, with the metrics of the sampler. On replay nothing is submitted, the trajectories go back into the
+queue under their own keys, and the buffer returns the recorded batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Queue:
         self.session = session
         if session.wishes.rewards is Rewards.RECOMPUTE and pick(config, "trainer.use_v1", False):
             raise ConfigError(
-                "verl's V1 trainer computes rewards where it generates; they cannot be computed again on replay",
+                "verl's V1 trainer computes rewards where it generates, so not on replay",
                 causes=["ROLLTAPE_VERL_REWARD or rolltape.verl.reward is recompute"],
                 hint="set trainer.use_v1=False for this replay, or record again with the new reward",
             )
@@ -44,7 +44,7 @@ class Queue:
         return decision.plays and decision.source is not None and self._complete(decision.source)
 
     def submit(self, trainer: Any) -> None:
-        """In place of ``_add_batch_to_generate``: draws the prompts, and has them generated unless replayed."""
+        """In place of ``_add_batch_to_generate``: draws prompts, and has them generated unless replayed."""
         step = int(trainer.global_steps)
         batch = trainer._next_train_batch()
         self._prompts = comparable(batch)
@@ -116,7 +116,7 @@ class Queue:
 
 def comparable(batch: Any) -> Any:
     """The prompts without the random names verl gives them."""
-    return batch.select(*[name for name in batch.keys() if name not in ("uid", "global_steps")])
+    return batch.exclude("uid", "global_steps")
 
 
 def _take(batch: Any, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def _put(recorded: dict[str, Any], decision: Decision) -> tuple[Any, dict[str, A
 
 
 def _check_size(recorded: int, asked: int, where: str) -> None:
-    """Refuse a recording of fewer or more prompts than the trainer asks for; groups are never cycled to fill up."""
+    """Refuse a recording of fewer or more prompts than asked for; groups are never cycled to fill up."""
     if recorded != asked:
         raise MismatchError(
             f"the recorded batch is one of {recorded} prompts, and {asked} are asked for",

@@ -1,7 +1,8 @@
-"""Rewards of replayed responses, computed again by verl's own reward workers (V0 and fully asynchronous trainers).
+"""Rewards of replayed responses, computed again by verl's own reward workers.
 
-verl computes rewards inside generation, so a replay brings back the recorded ones. Whoever edits a reward function asks
-for ``recompute``: the recorded responses are scored afresh, and the score stands where verl puts it.
+verl computes rewards inside generation, so a replay brings back the recorded ones. Whoever edits a reward
+function asks for ``recompute``: the recorded responses are scored afresh, and the score stands where verl
+puts it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ async def recompute(manager: Any, prompts: Any, output: Any) -> Any:
 
 
 def _question(prompts: Any, output: Any) -> Any:
-    """The batch that reward workers are asked about: prompts with their answers, and the recorded responses."""
+    """What reward workers are asked about: prompts with their answers, and the recorded responses."""
     import numpy as np
 
     stale = output.meta_info.get("reward_extra_keys", ())

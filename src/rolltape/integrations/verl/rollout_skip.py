@@ -56,7 +56,7 @@ class RolloutSkip:
         if inspect.iscoroutinefunction(live):
             raise StageError(
                 f"{type(self._workers).__name__}.generate_sequences is a coroutine function",
-                hint="with an asynchronous rollout manager, use skip.rollout (verl's SkipManager); see docs/verl.md",
+                hint="with an asynchronous rollout manager, use verl's SkipManager; see docs/verl.md",
             )
 
         @functools.wraps(live)
@@ -68,7 +68,8 @@ class RolloutSkip:
     def record(self, new_batch: Any, global_steps: int | None = None, gen_steps: int | None = None) -> None:
         """Say which batch and which step the next generation is for.
 
-        Several generations of one step are told apart by their order, so that ``gen_steps`` may start over after a resume.
+        Several generations of one step are told apart by their order, so that ``gen_steps`` may start over
+        after a resume.
         """
         self._new_batch = new_batch
         self._step = None if global_steps is None else int(global_steps)
@@ -104,16 +105,16 @@ class RolloutSkip:
         return rows.as_returned(recorded["gen_batch"])
 
     def _next_step(self, is_val: bool) -> int:
-        """The step that ``record`` named, else the number of this generation, from 1; of validation: where training is."""
+        """The step that ``record`` named, else how many generations there were; validation counts none."""
         if self._step is not None:
             return self._step
         self._counted += not is_val
         return self._counted
 
     def _opened(self) -> Session:
-        """The tape. Opened at the first generation, when it is known whether the trainer hands over its batch.
+        """The tape, opened at the first generation: now it is known whether the trainer hands over its batch.
 
-        Where it does, other prompts than recorded are put right and only warned of; where not, they are an error.
+        Where it does, other prompts than recorded are put right and only warned of; else they are an error.
         """
         if self._session is None:
             match = {"inputs": "warn" if self._new_batch is not None else "error"}
@@ -129,8 +130,9 @@ class RolloutSkip:
 
 
 def read_dumped_data(path: str | os.PathLike[str]) -> dict[Any, Any]:
-    """What was recorded: ``{"gen_batch": DataProto, "new_batch": DataProto}`` of one recording (a ``.parquet`` file),
-    or that for every step of a tape.
+    """What was recorded: ``{"gen_batch": DataProto, "new_batch": DataProto}``.
+
+    Of one recording (a ``.parquet`` file), or by step for every step of a tape.
     """
     target = Path(path).expanduser().absolute()
     if target.is_file() and target.suffix == ".parquet":
@@ -183,6 +185,6 @@ def _say_once(keys: str | None) -> None:
     if keys is not None and keys not in _said:
         _said.add(keys)
         log.warning(
-            "actor_rollout_ref.rollout.{%s} are old names; they work, the new ones are rollout.skip.{enable, dump_dir}",
+            "rollout.{%s} are old names, which work; the new ones are rollout.skip.{enable, dump_dir}",
             keys,
         )
