@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import pickle
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,19 @@ def test_a_relative_directory_is_resolved_once(tmp_path: Path, monkeypatch: pyte
         assert repr(tape) == f"Tape({str(tmp_path / 'runs/base')!r}, mode='record')"
     assert len(files(tmp_path / "runs/base")) == 2
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_pickled_tape_is_the_same_tape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when it is handed to a Ray actor, which runs in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    with rolltape.Tape("t", mode="auto", steps="0-9", fingerprint={"seed": 1}) as tape:
+        Rollout(tape).run([0])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pickle.loads(pickle.dumps(tape)) as other:
+        assert (other.dir, other.settings.steps) == (tape.dir, tape.settings.steps)
+        assert Rollout(other).run([0])[0]["meta"]["step"] == 0
+    assert pickle.loads(pickle.dumps(rolltape.Tape())).is_off
 
 
 def test_a_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

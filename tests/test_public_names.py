@@ -6,6 +6,7 @@ import doctest
 import importlib
 import inspect
 import os
+import pickle
 import pkgutil
 
 import pytest
@@ -60,6 +61,8 @@ def test_every_error_is_a_rolltape_error_and_one_of_pythons() -> None:
         )
         shown = str(error("what happened", where="here", causes=["this"], hint="that"))
         assert shown == "what happened\n  where: here\n  likely cause: this\n  next: that"
+        raised = error("what happened", where="here", causes=["this"], hint="that")
+        assert str(pickle.loads(pickle.dumps(raised))) == shown, "errors cross process borders"
 
 
 @pytest.mark.parametrize("name", modules())

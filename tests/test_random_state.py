@@ -48,7 +48,8 @@ def test_it_can_be_turned_off(tmp_path, off_in: str) -> None:
     recorded = run(tmp_path / "t", "record", seed=1, random_state=off_in != "record")
     replayed = run(tmp_path / "t", "replay", seed=1, random_state=off_in != "replay")
     assert replayed != recorded
-    assert ("random" in rolltape.Tape(tmp_path / "t", mode="replay").recording(0).about) == (off_in == "replay")
+    with rolltape.Tape(tmp_path / "t", mode="replay") as tape:
+        assert ("random" in tape.recording(0).about) == (off_in == "replay")
 
 
 def test_a_substitute_leaves_the_random_state_alone(tmp_path) -> None:

@@ -84,7 +84,7 @@ class Settings:
     """What a part of the fingerprint that differs does, by part; error where nothing is said."""
 
     max_keep: int | None = None
-    """How many recorded steps to keep, the newest; ``None`` keeps all."""
+    """How many recorded steps of each stage to keep, those written last; ``None`` keeps all."""
 
     pin_steps: StepSelector = NO_STEPS
     """Steps that ``max_keep`` never deletes."""
@@ -102,7 +102,10 @@ class Settings:
     """Whether replay reads the next step ahead."""
 
     max_pending_bytes: int = 2**30
-    """How much may wait to be written before recording waits too; ``"512MB"`` or ``"1GiB"`` will do."""
+    """How much may wait to be written before recording waits too, and how much may be read ahead.
+
+    ``"512MB"`` or ``"1GiB"`` will do.
+    """
 
     def __post_init__(self) -> None:
         if self.rank >= self.world_size:

@@ -22,7 +22,10 @@ from rolltape.batch.plain import Leaf, Path, from_json, to_json, unsupported
 from rolltape.batch.scalars import Json
 from rolltape.errors import CorruptFileError
 
-ANCHORS = "uid responses response_ids completion_ids input_ids prompts prompt_ids tokens prompt".split()
+ANCHORS = (
+    "uid responses response response_ids completions completion completion_ids input_ids "
+    "prompts prompt prompt_ids tokens"
+).split()
 """Names whose first axis is the samples beyond doubt, most telling first."""
 
 MAX_RECORD_DEPTH = 8

@@ -14,10 +14,10 @@ from importlib import metadata
 
 from rolltape._version import __version__
 from rolltape.cli.tapes import is_tape, open_tape
+from rolltape.determinism import WATCHED
 from rolltape.errors import RolltapeError
 from rolltape.settings import resolve
 from rolltape.storage import posix
-from rolltape.determinism import WATCHED
 from rolltape.tape.opening import _RAY_SESSION
 from rolltape.tape.summary import amount
 

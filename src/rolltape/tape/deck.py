@@ -107,7 +107,7 @@ class Deck:
             self.recorder.writer.wait(replace(call.key, step=call.decision.source).path)
         played = self.player.play(call)
         for stage, number in call.scope.skip(played.about.get("inside", {})):
-            self.player.played.add(replace(call.key, stage=stage, call=number))
+            self.player.played.add(replace(played.key, stage=stage, call=number))
         if self.settings.random_state and call.decision.action is Action.REPLAY and "random" in played.about:
             random_state.restore(played.about["random"])
         if self.player.reads_ahead and (ahead := self._following(call)) is not None:

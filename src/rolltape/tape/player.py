@@ -32,6 +32,7 @@ log = logging.getLogger("rolltape")
 class Played:
     """A recording, read."""
 
+    key: Key
     value: Any
     about: Mapping[str, Any]
     dtypes: Mapping[str, str]
@@ -112,7 +113,7 @@ class Player:
         if room is not None and nbytes > room:
             return None
         value = recording.value_of(file)
-        return Played(value, file.about, dtypes_in(file.header), recording.size, nbytes)
+        return Played(key, value, file.about, dtypes_in(file.header), recording.size, nbytes)
 
     def _check_inputs(self, source: Key, played: Played, inputs: Inputs, where: str) -> None:
         recorded = played.about.get("inputs")

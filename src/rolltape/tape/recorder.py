@@ -105,7 +105,7 @@ class Recorder:
     def failed(self, name: str, error: BaseException) -> None:
         """Note that a file could not be written: to be raised at the next call, or counted."""
         key = Key.parse(name)
-        if key is not None:
+        if key is not None and not key.inputs:
             self.shelf.remove(key)
             self.recorded.discard(key)
         if isinstance(error, StepExistsError) and self._keeps_first():

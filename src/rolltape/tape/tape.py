@@ -117,6 +117,10 @@ class Tape:
     def __repr__(self) -> str:
         return "Tape(off)" if self.is_off else f"Tape({self.dir!r}, mode={str(self.settings.mode)!r})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In another process, a Ray actor say, it is the same tape, whatever the working directory is there.
+        return _reopened, (type(self), replace(self.settings, dir=self.dir or self.settings.dir))
+
     def __enter__(self) -> Tape:
         return self
 
@@ -274,6 +278,10 @@ class Tape:
         if scope is None:
             raise _no_step(f"stage {stage.name!r}")
         return scope
+
+
+def _reopened(cls: type[Tape], settings: Settings) -> Tape:
+    return cls(settings=settings)
 
 
 def _no_step(what: str) -> NoStepError:
