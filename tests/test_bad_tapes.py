@@ -69,10 +69,13 @@ def test_a_folder_of_tapes_is_not_a_tape(tmp_path: Path) -> None:
 
 
 AS_NOBODY = """
-import os, sys
-os.setgroups([]); os.setgid(65534); os.setuid(65534)
+import os, sys, tempfile
 import rolltape
-from tests.taping import Rollout
+from tests.taping import Rollout, record
+# Import all there is to import while it can be read: the interpreter may be where only root can.
+with tempfile.TemporaryDirectory() as warm:
+    record(warm + "/t"), Rollout(rolltape.Tape(warm + "/t", mode="replay", on_miss="last")).run([0, 5])
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try:
     tape = rolltape.Tape(sys.argv[1], mode=sys.argv[2], **eval(sys.argv[3]))
     Rollout(tape).run([1, 2] if sys.argv[2] == "replay" else [1])
@@ -97,9 +100,7 @@ def open_dir() -> Iterator[Path]:
 
 def as_nobody(directory: Path, mode: str, **options: Any) -> str:
     """Use a tape as a user who owns none of it; the tests may run as root, whom no permission stops."""
-    # What the user needs is imported before: the interpreter may be where only root can read.
-    code = "import rolltape, tests.taping, pyarrow.parquet\n" + AS_NOBODY
-    command = [sys.executable, "-c", code, str(directory), mode, repr(options)]
+    command = [sys.executable, "-c", AS_NOBODY, str(directory), mode, repr(options)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout

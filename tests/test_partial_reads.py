@@ -47,6 +47,7 @@ def content(column: Column) -> Any:
 
 def assert_parts(value: Any) -> None:
     data = to_bytes(value)
+    assert_same(value, open_bytes(data).value())
     whole = open_bytes(data).columns(list(open_bytes(data).header["columns"]))
     for start, stop in SLICES:
         start, stop = min(start, open_bytes(data).samples), min(stop, open_bytes(data).samples)

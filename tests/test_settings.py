@@ -34,6 +34,7 @@ GIVEN: dict[str, tuple[Any, str, Any]] = {
     "pin_steps": ([0, 5], "0,5", StepSelector.parse("0,5")),
     "on_error": ("warn", "warn", OnError.WARN),
     "background": (False, "false", False),
+    "random_state": (False, "off", False),
     "prefetch": (False, "0", False),
     "max_pending_bytes": ("512MB", "512000000", 512_000_000),
 }

@@ -281,10 +281,8 @@ class _Pool:
 
 
 def _pool(on_tape: Sequence[int], steps: StepSelector) -> _Pool:
-    """The recorded steps inside ``steps``; all of them where none is.
-
-    Where the tape acts comes first: in verl's `repeat`, a step recorded past the end is not in the round.
-    """
+    """The recorded steps inside ``steps``; all of them where none is."""
+    # Where the tape acts comes first: in verl's `repeat`, a step recorded past the end is not in the round.
     cuts = [(bisect_left(on_tape, run.start), bisect_left(on_tape, run.stop)) for run in steps.runs]
     cuts = [(start, stop) for start, stop in cuts if start < stop]
     if len(cuts) == 1 and not steps.strided:

@@ -133,12 +133,19 @@ def adapter_named(name: str) -> Adapter:
         ) from None
 
 
-@lru_cache(maxsize=4096)
 def is_plain_class(cls: type) -> bool:
     """Whether values of the class are rebuilt from their fields or member name alone.
 
     A dataclass that is also a dict, an exception, … holds more than its fields.
     """
+    try:
+        return _is_plain(cls)
+    except TypeError:  # a metaclass may make its classes unhashable
+        return False
+
+
+@lru_cache(maxsize=4096)
+def _is_plain(cls: type) -> bool:
     if issubclass(cls, enum.Enum):
         return True
     if issubclass(cls, tuple):

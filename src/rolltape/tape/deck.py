@@ -23,7 +23,7 @@ from rolltape.tape.inputs import Inputs, copy_inputs
 from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import logged_steps
 from rolltape.tape.missing import explain_missing
-from rolltape.tape.player import Player
+from rolltape.tape.player import Played, Player
 from rolltape.tape.recorder import Recorder
 from rolltape.tape.scope import Scope
 from rolltape.tape.shelf import recordings
@@ -101,17 +101,21 @@ class Deck:
             self._claim(key)
         return call
 
-    def play(self, call: Call) -> Any:
+    def read(self, call: Call) -> Played:
         """The recording in place of a live call; begins to read the one that will probably follow."""
         if call.decision.source is not None:
             self.recorder.writer.wait(replace(call.key, step=call.decision.source).path)
         played = self.player.play(call)
+        if self.player.reads_ahead and (ahead := self._following(call)) is not None:
+            self.player.read_ahead(ahead)
+        return played
+
+    def hand_over(self, call: Call, played: Played) -> Any:
+        """The recorded value, with what the live call left behind: its calls counted, its random state."""
         for stage, number in call.scope.skip(played.about.get("inside", {})):
             self.player.played.add(replace(played.key, stage=stage, call=number))
         if self.settings.random_state and call.decision.action is Action.REPLAY and "random" in played.about:
             random_state.restore(played.about["random"])
-        if self.player.reads_ahead and (ahead := self._following(call)) is not None:
-            self.player.read_ahead(ahead)
         return played.value
 
     def copy(self, call: Call, value: Any, seconds: float, inside: Mapping[str, int]) -> Job | None:

@@ -69,7 +69,7 @@ def _sync(tape: Tape, stage: Stage) -> Callable[..., Any]:
             return stage.function(*args, **kwargs)
         call = deck.usable().begin(stage, tape._scope(stage), args, kwargs)
         if call.decision.plays:
-            return deck.play(call)
+            return deck.hand_over(call, deck.read(call))
         try:
             with counting_calls(call.scope) as inside:
                 started = time.perf_counter()
@@ -92,7 +92,8 @@ def _async(tape: Tape, stage: Stage) -> Callable[..., Any]:
             return await stage.function(*args, **kwargs)
         call = deck.usable().begin(stage, tape._scope(stage), args, kwargs)
         if call.decision.plays:
-            return await asyncio.to_thread(deck.play, call)
+            # Read on a thread, handed over here: tasks that run meanwhile must not draw from its state.
+            return deck.hand_over(call, await asyncio.to_thread(deck.read, call))
         try:
             with counting_calls(call.scope) as inside:
                 started = time.perf_counter()
