@@ -21,6 +21,9 @@ for name in [name for name in os.environ if name.startswith("ROLLTAPE_")]:
     if name not in ("ROLLTAPE_STACK", "ROLLTAPE_CACHE", "ROLLTAPE_ROLL_SRC"):
         del os.environ[name]
 
+# Tables must not be laid out by the terminal, or the temporary folder, that a run happens to have.
+os.environ.pop("COLUMNS", None)
+
 # Time limits would fail a right answer on a busy machine.
 settings.register_profile("rolltape", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rolltape")

@@ -203,7 +203,7 @@ def test_the_first_real_size_corrects_the_estimate(tmp_path, caplog, monkeypatch
     scheduler.get_batch(0)
     scheduler.get_batch(1)
     assert caplog.text.count("will not hold") == 1
-    assert "4999 more steps of 0.00MB (measured on this run)" in caplog.text
+    assert "4999 more steps of 0.01MB (measured on this run)" in caplog.text
 
 
 def test_a_full_disk_says_what_is_there_and_what_is_needed(tmp_path, monkeypatch):

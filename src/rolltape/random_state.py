@@ -22,9 +22,10 @@ def capture() -> dict[str, Json]:
     """The state of every global generator in use, as JSON. Draws nothing."""
     version, words, gauss = random.getstate()
     found: dict[str, Json] = {"python": [version, _text(np.array(words, np.uint32)), _float(gauss)]}
-    legacy: Any = np.random.get_state(legacy=True)
-    kind, keys, position, has_gauss, cached = legacy
-    found["numpy"] = [str(kind), _text(np.asarray(keys)), int(position), int(has_gauss), _float(cached)]
+    if "numpy.random" in sys.modules:  # numpy loads it when it is first used
+        legacy: Any = np.random.get_state(legacy=True)
+        kind, keys, position, has_gauss, cached = legacy
+        found["numpy"] = [str(kind), _text(np.asarray(keys)), int(position), int(has_gauss), _float(cached)]
     torch = sys.modules.get("torch")
     if torch is not None:
         found["torch"] = _text(torch.get_rng_state().numpy())
@@ -37,9 +38,10 @@ def restore(found: dict[str, Json]) -> None:
     try:
         version, words, gauss = found["python"]
         random.setstate((version, tuple(map(int, _array(words, np.uint32))), _unfloat(gauss)))
-        kind, keys, position, has_gauss, cached = found["numpy"]
-        legacy: Any = (kind, _array(keys, np.uint32), position, has_gauss, _unfloat(cached))
-        np.random.set_state(legacy)
+        if "numpy" in found:
+            kind, keys, position, has_gauss, cached = found["numpy"]
+            legacy: Any = (kind, _array(keys, np.uint32), position, has_gauss, _unfloat(cached))
+            np.random.set_state(legacy)
     except (KeyError, ValueError, TypeError) as error:
         raise CorruptFileError(f"the recorded random state cannot be restored: {error!r}") from None
     torch = sys.modules.get("torch")

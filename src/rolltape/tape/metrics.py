@@ -1,10 +1,11 @@
 """The metrics of a run: one JSON line per step, floats exact, each line with its own checksum.
 
-    {"step":3,"metrics":{"pg_loss":0.25},"crc":"5be3a1f0"}
+    {"crc":"5be3a1f0","bytes":40,"step":3,"metrics":{"pg_loss":0.25}}
 
-``crc`` is the CRC-32 of the line before ``,"crc"``. ``rank`` follows ``step`` where several processes log.
-Of several lines for one step the later values hold; ``"new":true`` (mode rewrite) says that those before it
-do not count. A line without its end is what a crash left: it is reported and left out.
+``bytes`` is the length of the line from ``"step"`` on, and ``crc`` the CRC-32 of that part: a line that a
+crash cut short is shorter than it says, and is reported and left out; one that was altered is an error.
+``rank`` follows ``step`` where several processes log. Of several lines for one step the later values hold;
+``"new":true`` (mode rewrite) says that those before it do not count.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from rolltape.storage import Storage
 
 log = logging.getLogger("rolltape")
 
-_LINE = re.compile(rb'(\{"step":([0-9]+)(?:,"rank":([0-9]+))?,.*),"crc":"([0-9a-f]{8})"\}', re.DOTALL)
+_HEAD = b'{"crc":"????????","bytes":'
+_LINE = re.compile(rb'\{"crc":"([0-9a-f]{8})","bytes":([0-9]+),(.*)', re.DOTALL)
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,28 +51,27 @@ def metrics_line(
     if new:
         node["new"] = True
     node["metrics"] = to_json(dict(metrics), _refuse)
-    text = json.dumps(node, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()[:-1]
-    return text + b',"crc":"%08x"}' % zlib.crc32(text)
+    body = json.dumps(node, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()[1:]
+    return b'{"crc":"%08x","bytes":%d,' % (zlib.crc32(body), len(body)) + body
 
 
 def read_metrics(storage: Storage, split: str, rank: int = 0) -> dict[int, dict[str, Any]]:
     """All metrics of one rank by step."""
     found: dict[int, dict[str, Any]] = {}
-    for step, text in _lines(storage, split, rank):
-        node = json.loads(text + b"}")
+    for node in _lines(storage, split, rank):
         if node.get("new"):
-            found.pop(step, None)
-        found.setdefault(step, {}).update(from_json(node["metrics"], _unknown))
+            found.pop(node["step"], None)
+        found.setdefault(node["step"], {}).update(from_json(node["metrics"], _unknown))
     return found
 
 
 def logged_steps(storage: Storage, split: str, rank: int = 0) -> set[int]:
     """The steps that have metrics."""
-    return {step for step, _ in _lines(storage, split, rank)}
+    return {node["step"] for node in _lines(storage, split, rank)}
 
 
-def _lines(storage: Storage, split: str, rank: int) -> Iterator[tuple[int, bytes]]:
-    """The step and the text, up to its checksum, of every complete line of a rank."""
+def _lines(storage: Storage, split: str, rank: int) -> Iterator[dict[str, Any]]:
+    """Every complete line of a rank, in order."""
     name = metrics_path(split)
     try:
         text = bytes(storage.read(name))
@@ -78,23 +79,37 @@ def _lines(storage: Storage, split: str, rank: int) -> Iterator[tuple[int, bytes
         return
     for number, line in enumerate(text.split(b"\n"), 1):
         where = f"{storage.location}/{name}, line {number}"
-        match = _LINE.fullmatch(line)
-        if match is None:
-            if line:
-                log.warning(
-                    "%s has no end and is left out: it was being written when its process died", where
-                )
-            continue
-        body, step, logged_by, crc = match.groups()
-        if zlib.crc32(body) != int(crc, 16):
-            raise CorruptFileError(
-                "a line of metrics does not match its checksum",
-                where=where,
-                causes=["the file was edited, or altered by a disk, copy or transfer error"],
-                hint="copy the file again from its source, or remove that line",
-            )
-        if int(logged_by or 0) == rank:
-            yield int(step), body
+        body = _checked(line, where)
+        if body is not None:
+            node: dict[str, Any] = json.loads(b"{" + body)
+            if node.get("rank", 0) == rank:
+                yield node
+        elif line:
+            log.warning("%s has no end and is left out: it was being written when its process died", where)
+
+
+def _checked(line: bytes, where: str) -> bytes | None:
+    """What a line says, if its checksum proves it; None if it was cut short."""
+    match = _LINE.fullmatch(line)
+    if match is not None:
+        crc, size, body = match.groups()
+        if zlib.crc32(body) == int(crc, 16):
+            return body
+        if len(body) < int(size):
+            return None
+    elif _is_half_a_head(line):
+        return None
+    raise CorruptFileError(
+        "a line of metrics does not match its checksum",
+        where=where,
+        causes=["the file was edited, or altered by a disk, copy or transfer error"],
+        hint="copy the file again from its source, or remove that line",
+    )
+
+
+def _is_half_a_head(line: bytes) -> bool:
+    begins = all(want in (char, ord("?")) for char, want in zip(line, _HEAD, strict=False))
+    return begins and (len(line) <= len(_HEAD) or line[len(_HEAD) :].isdigit())
 
 
 def _number(value: Any, name: str) -> Any:

@@ -66,6 +66,7 @@ def open_tape(storage: Storage, settings: Settings) -> Manifest:
         if not may_begin(settings):
             raise not_found(storage)
         _check_writable(storage, settings)
+        storage.clean(STALE_AFTER)
         manifest = write_manifest(storage, new_manifest(settings.fingerprint))
     elif writes(settings):
         _check_writable(storage, settings)
