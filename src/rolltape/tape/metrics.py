@@ -79,7 +79,7 @@ def _lines(storage: Storage, split: str, rank: int) -> Iterator[dict[str, Any]]:
         return
     for number, line in enumerate(text.split(b"\n"), 1):
         where = f"{storage.location}/{name}, line {number}"
-        body = _checked(line, where)
+        body = check_line(line, where)
         if body is not None:
             node: dict[str, Any] = json.loads(b"{" + body)
             if node.get("rank", 0) == rank:
@@ -88,7 +88,7 @@ def _lines(storage: Storage, split: str, rank: int) -> Iterator[dict[str, Any]]:
             log.warning("%s has no end and is left out: it was being written when its process died", where)
 
 
-def _checked(line: bytes, where: str) -> bytes | None:
+def check_line(line: bytes, where: str) -> bytes | None:
     """What a line says, if its checksum proves it; None if it was cut short."""
     match = _LINE.fullmatch(line)
     if match is not None:
