@@ -104,12 +104,13 @@ def test_no_tape_is_said_at_once_and_not_at_the_first_step(tmp_path, monkeypatch
 
 
 def test_a_tape_that_lies_elsewhere_is_named(tmp_path):
-    dump(tmp_path / "baseline_v1", [0])
+    runs = tmp_path / "runs"  # what lies beside tmp_path is other tests' business
+    dump(runs / "baseline_v1", [0])
     with pytest.raises(TapeNotFoundError, match="tapes nearby: ") as caught:
-        Scheduler(tmp_path / "baseline_v2", "mock")
-    assert str(tmp_path / "baseline_v1") in str(caught.value)
+        Scheduler(runs / "baseline_v2", "mock")
+    assert str(runs / "baseline_v1") in str(caught.value)
     with pytest.raises(TapeNotFoundError, match=r"tapes nearby: .*baseline_v1"):
-        Scheduler(tmp_path, "mock")
+        Scheduler(runs, "mock")
 
 
 def test_more_steps_than_were_dumped_are_announced_before_the_first(tmp_path, caplog):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from rolltape.cli.arguments import Name, TapePath, json_option, split_filter, steps_filter, tape_argument
-from rolltape.cli.output import Exit, Screen, complain, count, print_json
+from rolltape.cli.output import HELP, Exit, Screen, complain, count, print_json
 from rolltape.cli.progress import progress_bar
 from rolltape.cli.visible import shown
 from rolltape.errors import ConfigError
@@ -15,7 +15,7 @@ from rolltape.exporting.run import FORMATS, STDOUT, Choice, Export, export_tape
 from rolltape.steps import StepSelector
 
 
-@click.command("export", short_help="Write samples as JSON Lines or Parquet.")
+@click.command("export", short_help="Write samples as JSON Lines or Parquet.", context_settings=HELP)
 @tape_argument
 @click.option("--to", "out", required=True, type=TapePath(), help="A file or folder to make; - for stdout.")
 @click.option("--format", "form", required=True, type=click.Choice(FORMATS), help="What to write.")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from rolltape.cli.arguments import Name, TapePath, json_option, steps_filter
-from rolltape.cli.output import Exit, Screen, complain, count, print_json
+from rolltape.cli.output import HELP, Exit, Screen, complain, count, print_json
 from rolltape.cli.progress import progress_bar
 from rolltape.cli.visible import shown
 from rolltape.importing.run import Report, import_dumps
@@ -15,7 +15,7 @@ from rolltape.steps import StepSelector
 from rolltape.tape.missing import ranges
 
 
-@click.command("import", short_help="Bring dumps of verl, ROLL or slime onto a tape.")
+@click.command("import", short_help="Bring dumps of verl, ROLL or slime onto a tape.", context_settings=HELP)
 @click.argument("path", type=click.Path(exists=True))
 @click.option("--to", "tape", required=True, type=TapePath(), help="The tape; new, or one to add to.")
 @click.option("--split", type=Name(), help="Put everything into this split; by default as it was dumped.")

@@ -25,6 +25,10 @@ PIPED_WIDTH = 10_000
 """Columns where there is no terminal: nothing is wrapped or cut for whoever reads the pipe."""
 
 
+HELP = {"help_option_names": ["-h", "--help"]}
+"""Context settings of a command that is also used by itself: click keeps the first help option it makes."""
+
+
 class Exit(enum.IntEnum):
     """What the exit code of every command means."""
 

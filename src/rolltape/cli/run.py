@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import click
 
 from rolltape.cli.arguments import Steps, TapePath
-from rolltape.cli.output import complain, count, seconds
+from rolltape.cli.output import HELP, complain, count, seconds
 from rolltape.errors import TapeNotFoundError
 from rolltape.integrations.ray_env import hook_into
 from rolltape.policy import Mode, OnMiss
@@ -23,7 +23,9 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 @click.command(
-    "run", short_help="Run a command with a tape under it.", context_settings={"ignore_unknown_options": True}
+    "run",
+    short_help="Run a command with a tape under it.",
+    context_settings={**HELP, "ignore_unknown_options": True},
 )
 @click.option("--mode", type=click.Choice([str(mode) for mode in Mode]), default="auto", show_default=True,
               help="What the tape does.")  # fmt: skip

@@ -33,6 +33,8 @@ ROWS_PER_GROUP = 256
 THREADS_FROM = 4 * 1024 * 1024
 """Dense bytes from which a column is expanded on another thread."""
 TAIL_GUESS = 64 * 1024
+DECODE_APART_FROM = 1024 * 1024
+"""Stored bytes from which a column is decoded on another thread."""
 _KEY = b"rolltape"
 
 _threads = ThreadPoolExecutor(os.cpu_count() or 1, "rolltape-expand")
@@ -195,8 +197,22 @@ class RecordingFile:
         groups, first = self._groups(start, stop)
         width = len(self._names)
         self._load(group * width + self._index[name] for group in groups for name in names)
-        table = self._parquet.read_row_groups(groups, columns=list(names), use_threads=True)
-        return {name: table[name].slice(start - first, stop - start) for name in names}
+        heavy = [name for name in names if self._weight(name, groups) >= DECODE_APART_FROM][1:]
+        apart = {name: _threads.submit(self._decode, groups, [name]) for name in heavy}
+        rest = [name for name in names if name not in apart]
+        tables = dict.fromkeys(rest, self._decode(groups, rest))
+        tables |= {name: future.result() for name, future in apart.items()}
+        return {name: tables[name][name].slice(start - first, stop - start) for name in names}
+
+    def _decode(self, groups: list[int], names: list[str]) -> pa.Table:
+        # Threads of our own instead of Arrow's: a process that ends soon after those were started may abort.
+        # Each has a reader of its own, because readers are not to be shared.
+        parquet = pq.ParquetFile(pa.BufferReader(pa.py_buffer(self._image)), metadata=self._parquet.metadata)
+        return parquet.read_row_groups(groups, columns=names, use_threads=False)
+
+    def _weight(self, name: str, groups: list[int]) -> int:
+        """Bytes of a column's chunks."""
+        return sum(self._chunks[group * len(self._names) + self._index[name]].size for group in groups)
 
     def _groups(self, start: int, stop: int) -> tuple[list[int], int]:
         """The row groups that hold these samples, and the first sample of the first group."""
