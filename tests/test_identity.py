@@ -54,6 +54,19 @@ def test_uids_inside_samples() -> None:
     assert identity([samples[:2], samples[2:]]) == (["u0", "u0", "u1", "u1"], [0, 1, 0, 1])
 
 
+def test_an_index_of_the_framework_holds_in_any_order() -> None:
+    assert identity({"uid": ["a", "b", "a"], "index": np.array([1, 0, 0])}) == (["a", "b", "a"], [1, 0, 0])
+    assert identity({"uid": ["a", "a"], "sample_index": [5, 2]}) == (["a", "a"], [5, 2])
+
+
+@pytest.mark.parametrize(
+    "index", [np.array([3, 3]), [3, 3], [7, 8], [-1, 0], [2**31, 0], [1.0, 0.0], ["1", "0"]]
+)
+def test_an_index_that_tells_no_samples_apart_is_not_one(index: Any) -> None:
+    """verl has an ``index`` too: the row of the dataset, the same for all samples of a prompt."""
+    assert identity({"uid": ["a", "a"], "index": index}) == (["a", "a"], [0, 1])
+
+
 def test_uids_that_are_not_set_are_no_uids() -> None:
     uids, index = identity({"uid": [None, None], "prompt": ["a", "b"]})
     assert uids[0] != uids[1]

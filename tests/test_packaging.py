@@ -16,8 +16,8 @@ from rolltape._version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {
-    "accelerate", "click", "duckdb", "jax", "omegaconf", "pandas", "PIL", "polars", "ray", "rich", "sglang",
-    "tensordict", "tensorflow", "torch", "transformers", "trl", "verl", "vllm", "yaml",
+    "accelerate", "click", "duckdb", "jax", "numpy", "omegaconf", "pandas", "PIL", "polars", "pyarrow", "ray",
+    "rich", "sglang", "tensordict", "tensorflow", "torch", "transformers", "trl", "verl", "vllm", "yaml",
 }  # fmt: skip
 """Imported by the module that needs each, never by `import rolltape`."""
 
@@ -81,13 +81,6 @@ def test_import_is_light():
     assert done.returncode == 0, done.stderr
     loaded = {name.split(".")[0] for name in json.loads(done.stdout)}
     assert loaded & HEAVY == set()
-
-
-def test_import_is_quick():
-    """Half a second of processor time is promised; the best of three is what the code costs."""
-    code = "import time; start = time.process_time(); import rolltape; print(time.process_time() - start)"
-    times = [float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3)]
-    assert min(times) < 0.5
 
 
 def dist_info(wheel: zipfile.ZipFile, name: str) -> str:

@@ -20,11 +20,13 @@ from rolltape.steps import ALL_STEPS, NO_STEPS, StepSelector
 GIVEN: dict[str, tuple[Any, str, Any]] = {
     # option: as an argument or in a file, as a variable, as a setting
     "dir": ("runs/a", "runs/a", "runs/a"),
-    "mode": ("dump", "record", Mode.RECORD),
+    "mode": ("mock", "replay", Mode.REPLAY),
     "on_miss": ("nearest", "nearest", OnMiss.NEAREST),
     "beyond": ("last", "last", OnMiss.LAST),
     "steps": (range(10), "0-9", StepSelector.parse("0-9")),
     "overwrite": ("keep", "KEEP", Overwrite.KEEP),
+    "out": ("runs/b", "runs/b", "runs/b"),
+    "stages": (["rollout", "reward"], "rollout,reward", ("rollout", "reward")),
     "split": ("val", "val", "val"),
     "rank": (1, "1", 1),
     "world_size": (4, "4", 4),

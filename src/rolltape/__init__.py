@@ -10,16 +10,35 @@
 >>> _ = tape.close()
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from rolltape import errors
 from rolltape._version import __version__
-from rolltape.batch import Batch, register_adapter
-from rolltape.determinism import deterministic
 from rolltape.errors import *  # noqa: F403
-from rolltape.key import Key
-from rolltape.policy import Action, Decision, Mode, OnMiss, Overwrite
-from rolltape.settings import MatchLevel, OnError, Settings
-from rolltape.steps import StepSelector
-from rolltape.tape import Recording, Summary, Tape
+
+if TYPE_CHECKING:
+    from rolltape.batch import Batch, register_adapter
+    from rolltape.determinism import deterministic
+    from rolltape.key import Key
+    from rolltape.policy import Action, Decision, Mode, OnMiss, Overwrite
+    from rolltape.settings import MatchLevel, OnError, Settings
+    from rolltape.steps import StepSelector
+    from rolltape.tape import Recording, Summary, Tape
+
+_HOMES = {
+    "batch": ("Batch", "register_adapter"),
+    "determinism": ("deterministic",),
+    "key": ("Key",),
+    "policy": ("Action", "Decision", "Mode", "OnMiss", "Overwrite"),
+    "settings": ("MatchLevel", "OnError", "Settings"),
+    "steps": ("StepSelector",),
+    "tape": ("Recording", "Summary", "Tape"),
+}
+"""Where each name lives. They are fetched at first use: a process that has this package installed as a
+plugin, and never opens a tape, pays for neither pyarrow nor numpy."""
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Action",
@@ -41,3 +60,15 @@ __all__ = [
     "register_adapter",
     *errors.__all__,
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'rolltape' has no attribute {name!r}")
+    value = getattr(import_module(f"rolltape.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

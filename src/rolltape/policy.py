@@ -170,8 +170,10 @@ class Decision:
         return self.action in (Action.REPLAY, Action.SUBSTITUTE)
 
 
-def decide(step: int, recorded: Collection[int], policy: Policy) -> Decision:
+def decide(step: int, recorded: Collection[int], policy: Policy, *, replays: bool = True) -> Decision:
     """Decide what happens at ``step``, given the steps that are ``recorded``.
+
+    A stage that never ``replays`` is computed anew wherever another would be replayed or missed.
 
     ``recorded`` is asked once whether it holds the step, and looked into further only to pick a substitute;
     a sequence, which has to be in ascending order, costs a few looks then, however long it is.
@@ -192,6 +194,8 @@ def decide(step: int, recorded: Collection[int], policy: Policy) -> Decision:
         return _without_recording(step, recorded, policy, policy.beyond, why)
     if policy.mode in (Mode.RECORD, Mode.REWRITE):
         return _save(step, recorded, policy, f"mode is {policy.mode}")
+    if not replays and (policy.mode is Mode.REPLAY or step in recorded):
+        return Decision(Action.LIVE, step, "this stage is not one of those that are replayed")
     if step in recorded:
         return Decision(Action.REPLAY, step, f"step {step} is on the tape", source=step)
     by_default = OnMiss.ERROR if policy.mode is Mode.REPLAY else OnMiss.RECORD

@@ -37,7 +37,7 @@ def restore(found: dict[str, Json]) -> None:
     """Put the generators back into a captured state; those that were not in use then are left alone."""
     try:
         version, words, gauss = found["python"]
-        random.setstate((version, tuple(map(int, _array(words, np.uint32))), _unfloat(gauss)))
+        random.setstate((version, tuple(_array(words, np.uint32).tolist()), _unfloat(gauss)))
         if "numpy" in found:
             kind, keys, position, has_gauss, cached = found["numpy"]
             legacy: Any = (kind, _array(keys, np.uint32), position, has_gauss, _unfloat(cached))

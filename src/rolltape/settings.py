@@ -68,6 +68,12 @@ class Settings:
     overwrite: Overwrite = Overwrite.ERROR
     """What mode ``record`` does at a step that is on the tape already."""
 
+    out: str | None = None
+    """A second tape, for what a replay computes anew: its metrics, and the stages that ran live."""
+
+    stages: tuple[str, ...] | None = None
+    """The stages that are replayed; others run live. ``None``: all but those declared ``replay=False``."""
+
     split: str = "train"
     """The split that stages record to, unless one is named."""
 
@@ -119,6 +125,12 @@ class Settings:
                 hint=f"set dir, as an argument, in the config file or as {_PREFIX}DIR; or set mode to off",
             )
 
+        if self.out is not None and self.mode is not Mode.REPLAY:
+            raise ConfigError(
+                f"out is set and mode is {self.mode}: only a replay has a second tape to write to",
+                hint="set mode to replay, or leave out away: what is recorded goes to dir",
+            )
+
     @property
     def policy(self) -> Policy:
         """The options that decide what happens at a step."""
@@ -168,7 +180,9 @@ def resolve(
         return Settings(**values)
     except ConfigError as error:
         named = [
-            given[name][0] for name in ("mode", "rank", "world_size") if name in given and name in error.what
+            given[name][0]
+            for name in ("mode", "out", "rank", "world_size")
+            if name in given and name in error.what
         ]
         raise ConfigError(error.what, where=", ".join(named) or None, hint=error.hint) from None
 
@@ -224,6 +238,14 @@ def _read_dir(value: object) -> str:
     return path
 
 
+def _read_stages(value: object) -> tuple[str, ...]:
+    """Names of stages: a list, or text with commas."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)):
+        raise ConfigError(f"{value!r} does not name stages", hint='write "rollout,reward"')
+    return tuple(check_name("stage", name.strip() if isinstance(name, str) else name) for name in names)
+
+
 def _read_count(value: object) -> int:
     is_digits = isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,19}\s*", value)
     return as_step(int(str(value)) if is_digits else value, "the number")
@@ -268,6 +290,8 @@ _READ: dict[str, Callable[[object], Any]] = {
     "beyond": OnMiss.parse,
     "steps": StepSelector.parse,
     "overwrite": Overwrite.parse,
+    "out": _read_dir,
+    "stages": _read_stages,
     "split": lambda value: check_name("split", value),
     "rank": _read_count,
     "world_size": _read_positive,

@@ -26,7 +26,7 @@ _STYLES = {"damaged": "bold red", "misplaced": "red", "inputs": "red", "metrics"
 def command(tapes: tuple[str, ...], as_json: bool) -> Exit:
     """Read every file of each TAPE (default: the tapes here), compare every checksum, decode everything.
 
-    Reports damaged files with their columns, recordings under a wrong name, missing inputs, unreadable lines
+    Reports damaged files with their columns, recordings under a wrong name, missing inputs, damaged lines
     of metrics, files that are not Rolltape's, and what killed processes left half-written. A TAPE can also
     be a directory of tapes. Nothing is changed: `rolltape prune` removes leftovers.
     """

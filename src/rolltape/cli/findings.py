@@ -20,6 +20,7 @@ from rolltape.errors import (
 from rolltape.key import Key, metrics_path
 from rolltape.storage import LocalStorage, Stat, posix
 from rolltape.tape.manifest import NAME, read_manifest
+from rolltape.tape.metrics import check_line
 from rolltape.tape.opening import STALE_AFTER
 from rolltape.tape.recording import Recording
 
@@ -92,21 +93,25 @@ def _manifest(storage: LocalStorage) -> Iterator[Finding]:
 
 def _metrics(storage: LocalStorage, name: str) -> Iterator[Finding]:
     for number, line in enumerate(bytes(storage.read(name)).split(b"\n"), 1):
-        try:
-            node = json.loads(line) if line else {"step": 0, "metrics": {}}
-        except ValueError as error:
-            why = (
-                f"{error.msg}, column {error.colno}"
-                if isinstance(error, json.JSONDecodeError)
-                else "not UTF-8"
-            )
-            yield Finding("metrics", name, f"line {number} cannot be read: {why}")
-            continue
-        good = (
-            isinstance(node, dict) and type(node.get("step")) is int and isinstance(node.get("metrics"), dict)
-        )
-        if not good:
-            yield Finding("metrics", name, f"line {number} has no step or no metrics")
+        wrong = _wrong_with(line) if line else None
+        if wrong is not None:
+            yield Finding("metrics", name, f"line {number} {wrong}")
+
+
+def _wrong_with(line: bytes) -> str | None:
+    """What is wrong with a line of metrics."""
+    try:
+        body = check_line(line, "")
+    except CorruptFileError:
+        return "does not match its checksum"
+    if body is None:
+        return "was cut short: its process died while writing it"
+    try:
+        node = json.loads(b"{" + body)
+    except ValueError:
+        return "has a right checksum and is no JSON"
+    good = type(node.get("step")) is int and isinstance(node.get("metrics"), dict)
+    return None if good else "has no step or no metrics"
 
 
 def _recording(storage: LocalStorage, key: Key, names: set[str], report: Report) -> Iterator[Finding]:
@@ -132,7 +137,7 @@ def _recording(storage: LocalStorage, key: Key, names: set[str], report: Report)
 def _damaged_columns(recording: Recording) -> Iterator[str]:
     """Which columns of a damaged file cannot be read; none where already its footer cannot."""
     try:
-        file = recording._file
+        file = recording.file
         names = list(file.header["columns"])
     except RolltapeError:
         return

@@ -97,7 +97,7 @@ def recording_row(recording: Recording) -> RecordingRow:
         return RecordingRow(key, where, None, problem=error.what)
     try:
         about = recording.about
-        prompt, response = count_tokens(recording._file).totals()
+        prompt, response = count_tokens(recording.file).totals()
         return RecordingRow(
             key, where, size, recording.samples, prompt, response,
             about.get("live_seconds"), about.get("recorded"), "inputs" in about,

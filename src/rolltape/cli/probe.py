@@ -18,7 +18,7 @@ from rolltape.determinism import WATCHED
 from rolltape.errors import RolltapeError
 from rolltape.settings import resolve
 from rolltape.storage import posix
-from rolltape.tape.opening import _RAY_SESSION
+from rolltape.tape.opening import RAY_SESSION
 from rolltape.tape.summary import amount
 
 NEEDED = ("numpy", "pyarrow", "click", "rich")
@@ -69,7 +69,7 @@ def place(directory: str) -> Iterator[Fact]:
     """Whether a tape can be kept here."""
     path = os.path.abspath(os.path.expanduser(directory))
     yield _kind(path)
-    if _RAY_SESSION.search(f"{path}/"):
+    if RAY_SESSION.search(f"{path}/"):
         hint = "Ray removes this folder, and other runs cannot find it; record to a directory elsewhere"
         yield Fact("tape", "Ray session", "inside one", attention=hint)
     parent = path

@@ -14,7 +14,7 @@ import click
 from rolltape.cli.arguments import Steps, TapePath
 from rolltape.cli.output import HELP, complain, count, seconds
 from rolltape.errors import TapeNotFoundError
-from rolltape.integrations.ray_env import hook_into
+from rolltape.integrations import ray_env
 from rolltape.policy import Mode, OnMiss
 from rolltape.steps import ALL_STEPS, StepSelector
 
@@ -42,7 +42,7 @@ def command(
 ) -> int:
     """Run COMMAND with ROLLTAPE_MODE, ROLLTAPE_DIR and ROLLTAPE_STEPS set, and pass its exit code on.
 
-    Frameworks that have an integration (verl) need nothing else; a program that opens its tape with
+    Frameworks that have an integration (verl, ROLL) need nothing else; a program that opens its tape with
     Tape.from_env() finds it too.
     """
     tape = os.path.abspath(os.path.expanduser(folder))
@@ -52,6 +52,8 @@ def command(
             where=tape,
             hint=f"record it first: rolltape run --mode record --dir {folder} -- …",
         )
+    if (theirs := os.environ.get(ray_env.VARIABLE)) and not ray_env.is_ours(theirs):
+        complain(f"rolltape: {ray_env.VARIABLE}={theirs} is kept: Ray runs it first, and Rolltape's after it")
     before, started = recordings_in(tape), time.monotonic()
     code = call(command, environment(os.environ, mode, tape, steps, on_miss))
     after, took = recordings_in(tape), time.monotonic() - started
@@ -72,7 +74,7 @@ def environment(
         found.pop(f"ROLLTAPE_{name}", None)
         if value is not None:
             found[f"ROLLTAPE_{name}"] = value
-    hook_into(found)
+    ray_env.hook_into(found, ray_env.ROLL_HOOK)
     return found
 
 

@@ -84,7 +84,7 @@ def command(
     opened = open_tape(tape)
     named = int(call) if call.isdecimal() else call
     recording = _find(opened, Key(split=split, stage=stage, step=step, call=named, inputs=inputs), rank)
-    file = recording._file
+    file = recording.file
     fields = _named_fields(recording, file, columns) if columns else choose_fields(file.header["columns"])
     wanted = _wanted(file.samples, sample if sample is not None else samples)
     names = [field.column for field in fields] if columns or not as_json else list(file.header["columns"])

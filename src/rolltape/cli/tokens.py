@@ -51,7 +51,7 @@ def count_tokens(file: RecordingFile, start: int = 0, stop: int | None = None) -
     entries = file.header["columns"]
     stop = file.samples if stop is None else min(stop, file.samples)
     wanted = {name for column in entries for name in _bounds(column, entries)}
-    source = Source(entries, file._stored(sorted(wanted), start, stop) if wanted else {}, stop - start)
+    source = Source(entries, file.stored(sorted(wanted), start, stop) if wanted else {}, stop - start)
     prompt, response = _own(source, PROMPT_MASKS), _own(source, RESPONSE_MASKS)
     whole, ids = _whole_mask(source)
     if whole is not None:

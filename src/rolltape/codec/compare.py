@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,6 +29,11 @@ class RowBuffer:
         return True
 
 
-def sample_rows(n: int) -> list[int]:
+def every_row(matches: Callable[[int], bool], rows: int) -> bool:
+    """Whether ``matches(row)`` holds for all rows; a few are asked first."""
+    return all(map(matches, _sample_rows(rows))) and all(map(matches, range(rows)))
+
+
+def _sample_rows(n: int) -> list[int]:
     """A few rows that tell quickly whether a guess is worth proving."""
     return sorted({0, n // 3, n // 2, n - 1})

@@ -6,8 +6,9 @@ never touched until somebody reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from rolltape.batch import dtypes
 from rolltape.batch.columns import ArrayColumn, RaggedColumn
 from rolltape.batch.plain import Json
 from rolltape.codec.numbers import from_arrow, list_rows, storage
+from rolltape.codec.threads import SHARE_FROM
 from rolltape.errors import CorruptFileError
 
 
@@ -26,9 +28,18 @@ class Source:
     entries: Mapping[str, Json]
     stored: Mapping[str, pa.ChunkedArray]
     samples: int
+    small: dict[str, np.ndarray] = field(default_factory=dict)
+    """Columns that are expanded already: to copy a small one is quicker than to expand it again."""
+    _bounds: dict[str, np.ndarray] = field(default_factory=dict)
 
     def bound(self, spec: Json) -> np.ndarray:
         """Row bounds as the header describes them."""
+        known = self._bounds.get(repr(spec))
+        if known is None:
+            known = self._bounds[repr(spec)] = self._bound(spec)
+        return known
+
+    def _bound(self, spec: Json) -> np.ndarray:
         if isinstance(spec, int):
             return np.full(self.samples, spec, np.int64)
         at, plus = spec
@@ -45,10 +56,13 @@ def expand_array(name: str, source: Source) -> ArrayColumn:
     if entry["layout"] == "bytes":
         return ArrayColumn(_raw(source.stored[name], entry["dtype"], shape), entry["dtype"])
     part, count = dtypes.component(entry["dtype"])
-    width = int(np.prod(entry["shape"], dtype=np.int64)) * count
-    make = np.zeros if _zero_base(entry, source.entries) else np.empty
+    width = math.prod(entry["shape"]) * count
+    copied = all(piece in source.small for piece in entry.get("of", [name]))
+    make = np.zeros if not copied and _zero_base(entry, source.entries) else np.empty
     out = make((source.samples, width), storage(entry["dtype"]))
     _fill(out, name, source, part)
+    if out.nbytes < SHARE_FROM:
+        source.small[name] = out
     data = out.reshape(-1).view(dtypes.storage_dtype(entry["dtype"])).reshape(shape)
     return ArrayColumn(data, entry["dtype"])
 
@@ -67,7 +81,7 @@ def expand_ragged(name: str, source: Source) -> RaggedColumn:
     pieces = [list_rows(chunk) for chunk in source.stored[name].chunks]
     flat = [np.asarray(from_arrow(values, part)).astype(storage(entry["dtype"])) for values, _ in pieces]
     values = np.concatenate([*flat, np.empty(0, storage(entry["dtype"]))]).view(dtype).reshape(-1, *inner)
-    per_entry = int(np.prod(inner, dtype=np.int64)) * count
+    per_entry = math.prod(inner) * count
     lengths = np.concatenate([np.diff(offsets) for _, offsets in pieces]) // per_entry
     return RaggedColumn(values, lengths.astype(np.int64), entry["dtype"])
 
@@ -77,7 +91,7 @@ def dense_bytes(name: str, source: Source) -> int:
     entry = source.entries[name]
     if entry["kind"] != "array":
         return 0
-    width = int(np.prod(entry["shape"], dtype=np.int64))
+    width: int = math.prod(entry["shape"])
     return source.samples * width * dtypes.storage_dtype(entry["dtype"]).itemsize
 
 
@@ -98,7 +112,7 @@ def _zero_base(entry: Json, entries: Mapping[str, Json]) -> bool:
     """Whether fresh zero pages save filling in the padding."""
     if entry["layout"] == "join":
         return any(_zero_base(entries[part], entries) for part in entry["of"])
-    return entry["layout"] in ("span", "const", "ramp") and _base(entry) == 0
+    return entry["layout"] in ("span", "const") and _base(entry) == 0
 
 
 def _base(entry: Json) -> int:
@@ -111,30 +125,40 @@ def _fill(out: np.ndarray, name: str, source: Source, part: str) -> None:
     """Write a column into ``out``, which may be a slice of a wider array."""
     entry = source.entries[name]
     layout = entry["layout"]
-    if layout == "join":
+    known = source.small.get(name)
+    if known is not None:
+        out[...] = known
+    elif layout == "join":
         at = 0
         for piece in entry["of"]:
-            width = int(np.prod(source.entries[piece]["shape"], dtype=np.int64))
+            width = math.prod(source.entries[piece]["shape"])
             width *= dtypes.component(entry["dtype"])[1]
             _fill(out[:, at : at + width], piece, source, part)
             at += width
     elif layout == "part":
-        whole = _flat(expand_array(entry["of"][0], source).data, out.dtype)
+        whole = source.small.get(entry["of"][0])
+        if whole is None:
+            whole = _flat(expand_array(entry["of"][0], source).data, out.dtype)
         out[...] = whole[:, entry["offset"] : entry["offset"] + out.shape[1]]
     elif layout == "bytes":
         out[...] = _flat(expand_array(name, source).data, out.dtype)
     elif layout == "plain":
         _rows_of(out, source.stored[name], part)
-    elif layout in ("span", "const", "ramp"):
+    elif layout == "ramp":
+        _ramp(out, entry, source)
+    elif layout == "const":
         _pad(out, entry, source)
-        _FILLERS[layout](out, name, source, part)
+        _const(out, entry, source)
+    elif layout == "span":
+        _pad(out, entry, source)
+        _span(out, name, source, part)
     else:
         raise CorruptFileError(f"column {name!r} has the unknown layout {layout!r}")
 
 
 def _flat(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Rows of components. Zero rows have a width too, which ``reshape(0, -1)`` would not find."""
-    return data.reshape(len(data), int(np.prod(data.shape[1:], dtype=np.int64))).view(dtype)
+    return data.reshape(len(data), math.prod(data.shape[1:])).view(dtype)
 
 
 def _pad(out: np.ndarray, entry: Json, source: Source) -> None:
@@ -164,32 +188,24 @@ def _span(out: np.ndarray, name: str, source: Source, part: str) -> None:
         row += count
 
 
-def _const(out: np.ndarray, name: str, source: Source, part: str) -> None:
-    entry = source.entries[name]
+def _const(out: np.ndarray, entry: Json, source: Source) -> None:
     bits = out.view(f"u{out.itemsize}")
     starts, stops = source.bound(entry["start"]).tolist(), source.bound(entry["stop"]).tolist()
     for row, start, stop in zip(bits, starts, stops, strict=True):
         row[start:stop] = entry["fill"]
 
 
-def _ramp(out: np.ndarray, name: str, source: Source, part: str) -> None:
-    entry = source.entries[name]
+def _ramp(out: np.ndarray, entry: Json, source: Source) -> None:
     width = out.shape[1]
     count = np.arange(width, dtype=out.dtype)
     starts, stops = source.bound(entry["start"]).tolist(), source.bound(entry["stop"]).tolist()
     for row, start, stop in zip(out, starts, stops, strict=True):
+        row[:start] = 0
         if entry["tail"] == "run":
             row[start:] = count[: width - start]
         else:
             row[start:stop] = count[: stop - start]
             row[stop:] = count[max(stop - start - 1, 0)]
-
-
-_FILLERS: dict[str, Callable[[np.ndarray, str, Source, str], None]] = {
-    "span": _span,
-    "const": _const,
-    "ramp": _ramp,
-}
 
 
 def _pieces(stored: pa.ChunkedArray, part: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cached_property
 from typing import Any
 
@@ -24,30 +23,17 @@ from rolltape.codec.cells import unpack_cells
 from rolltape.codec.expand import Source, dense_bytes, expand_array, expand_ragged, needed
 from rolltape.codec.pack import Packed
 from rolltape.codec.seal import check_chunk, read_tail, seal, tail_size
+from rolltape.codec.threads import SHARE_FROM, submit
 from rolltape.errors import CorruptFileError, FormatVersionError
 
 FORMAT = 1
 """The version of the file format. Readers refuse newer ones."""
 
 ROWS_PER_GROUP = 256
-THREADS_FROM = 4 * 1024 * 1024
-"""Dense bytes from which a column is expanded on another thread."""
 TAIL_GUESS = 64 * 1024
 DECODE_APART_FROM = 1024 * 1024
 """Stored bytes from which a column is decoded on another thread."""
 _KEY = b"rolltape"
-
-_threads = ThreadPoolExecutor(os.cpu_count() or 1, "rolltape-expand")
-
-
-def _new_threads() -> None:
-    """After a fork the threads are the parent's, and a pool without threads would wait for ever."""
-    global _threads
-    _threads = ThreadPoolExecutor(os.cpu_count() or 1, "rolltape-expand")
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_threads)
 
 
 def encode(packed: Packed, **about: Json) -> list[Any]:
@@ -92,7 +78,8 @@ Read = Callable[[int, int], memoryview]
 class RecordingFile:
     """One recording, read no further than asked. Everything returned has passed its checksum."""
 
-    def __init__(self, read: Read, size: int) -> None:
+    def __init__(self, read: Read, size: int, whole: memoryview | None = None) -> None:
+        """``whole`` is the file where it is in memory already."""
         self._read = read
         self._size = size
         end = self._end(min(size, TAIL_GUESS))
@@ -105,8 +92,10 @@ class RecordingFile:
         footer = read_tail(end)
         self._chunks = footer.chunks
         # A buffer as long as the file of which only what is read is ever touched.
-        self._image = np.zeros(size, np.uint8)
-        self._image[size - len(footer.data) :] = footer.data
+        self._image = np.zeros(size, np.uint8) if whole is None else np.frombuffer(whole, np.uint8)
+        self._in_memory = whole is not None
+        if not self._in_memory:
+            self._image[size - len(footer.data) :] = footer.data
         self._loaded: set[int] = set()
         self._parquet = pq.ParquetFile(pa.BufferReader(pa.py_buffer(self._image)))
         self._names: list[str] = self._parquet.schema_arrow.names
@@ -154,8 +143,13 @@ class RecordingFile:
     def identity(self, start: int = 0, stop: int | None = None) -> tuple[list[str], list[int]]:
         """The uid of every sample and its index in the group of that uid."""
         stop = self.samples if stop is None else stop
-        stored = self._stored(("_uid", "_index"), start, stop)
+        stored = self.stored(("_uid", "_index"), start, stop)
         return stored["_uid"].to_pylist(), stored["_index"].to_pylist()
+
+    def whole(self, name: str) -> Bits:
+        """An array that has no entry per sample."""
+        entry = self.header["wholes"][name]
+        return self._whole(name, {} if "data" in entry else self.stored([f"_whole/{name}"], 0, self.samples))
 
     def verify(self) -> None:
         """Check every checksum of the file; raises at the first that fails."""
@@ -174,13 +168,13 @@ class RecordingFile:
         stored: dict[str, pa.ChunkedArray] = {}
         source = Source(entries, stored, stop - start)
         ahead: dict[str, Future[Column]] = {}
-        large = [name for name in names if dense_bytes(name, source) >= THREADS_FROM]
+        large = [name for name in names if dense_bytes(name, source) >= SHARE_FROM]
         bounds = {name for name in set().union(*wants.values()) if name.startswith("_bound")}
         if large:
-            stored |= self._stored(bounds, start, stop)
-            ahead = {n: _threads.submit(_column, n, source) for n in large if wants[n] <= bounds}
-        stored |= self._stored(set(extra).union(*wants.values()) - set(stored), start, stop)
-        ahead |= {n: _threads.submit(_column, n, source) for n in large[1:] if n not in ahead}
+            stored |= self.stored(bounds, start, stop)
+            ahead = {n: submit(_column, n, source) for n in large if wants[n] <= bounds}
+        stored |= self.stored(set(extra).union(*wants.values()) - set(stored), start, stop)
+        ahead |= {n: submit(_column, n, source) for n in large[1:] if n not in ahead}
         return {n: ahead[n].result() if n in ahead else _column(n, source) for n in names}, stored
 
     def _whole(self, name: str, stored: dict[str, pa.ChunkedArray]) -> Bits:
@@ -190,7 +184,7 @@ class RecordingFile:
         data = np.frombuffer(bytearray(raw), dtype).reshape(entry["shape"])
         return Bits(data, entry["dtype"], entry["wrap"])
 
-    def _stored(self, names: Collection[str], start: int, stop: int) -> dict[str, pa.ChunkedArray]:
+    def stored(self, names: Collection[str], start: int, stop: int) -> dict[str, pa.ChunkedArray]:
         """The Parquet columns, cut to the samples asked for."""
         if not names:
             return {}
@@ -198,15 +192,14 @@ class RecordingFile:
         width = len(self._names)
         self._load(group * width + self._index[name] for group in groups for name in names)
         heavy = [name for name in names if self._weight(name, groups) >= DECODE_APART_FROM][1:]
-        apart = {name: _threads.submit(self._decode, groups, [name]) for name in heavy}
+        apart = {name: submit(self._decode, groups, [name]) for name in heavy}
         rest = [name for name in names if name not in apart]
-        tables = dict.fromkeys(rest, self._decode(groups, rest))
+        tables = dict.fromkeys(rest, self._parquet.read_row_groups(groups, columns=rest, use_threads=False))
         tables |= {name: future.result() for name, future in apart.items()}
         return {name: tables[name][name].slice(start - first, stop - start) for name in names}
 
     def _decode(self, groups: list[int], names: list[str]) -> pa.Table:
-        # Threads of our own instead of Arrow's: a process that ends soon after those were started may abort.
-        # Each has a reader of its own, because readers are not to be shared.
+        # Other threads have readers of their own, because readers are not to be shared.
         parquet = pq.ParquetFile(pa.BufferReader(pa.py_buffer(self._image)), metadata=self._parquet.metadata)
         return parquet.read_row_groups(groups, columns=names, use_threads=False)
 
@@ -235,7 +228,8 @@ class RecordingFile:
             chunk = self._chunks[at]
             data = memoryview(self._read(chunk.offset, chunk.size))
             check_chunk(chunk, data, self._names[at % width])
-            self._image[chunk.offset : chunk.offset + chunk.size] = data
+            if not self._in_memory:
+                self._image[chunk.offset : chunk.offset + chunk.size] = data
             self._loaded.add(at)
 
 

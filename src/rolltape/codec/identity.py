@@ -23,19 +23,51 @@ PROMPT_NAMES = (
     "prompts", "prompt_ids", "raw_prompt_ids", "prompt_token_ids", "prompt", "raw_prompt", "messages",
     "query", "queries", "question", "questions", "input_ids", "tokens",
 )  # fmt: skip
+INDEX_NAMES = ("index_in_group", "sample_index", "completion_index", "index")
 MASK_NAMES = ("prompt_mask", "prompt_attention_mask", "attention_mask")
 """What says which of the prompt's tokens are padding, most telling first."""
 
 
 def identify(parts: Dismantled) -> tuple[list[str], np.ndarray]:
-    """The uid of every sample and its index among the samples of that uid."""
+    """The uid of every sample and its index among the samples of that uid.
+
+    The index is the framework's own, where that tells the samples of a uid apart in any order, else counted.
+    """
     uids = _framework_uids(parts) or _prompt_hashes(parts) or [""] * parts.samples
+    own = _own_indices(parts, uids)
+    if own is not None:
+        return uids, own
     seen: Counter[str] = Counter()
     index = np.empty(parts.samples, np.int32)
     for row, uid in enumerate(uids):
         index[row] = seen[uid]
         seen[uid] += 1
     return uids, index
+
+
+def _own_indices(parts: Dismantled, uids: list[str]) -> np.ndarray | None:
+    for name in INDEX_NAMES:
+        for column in _columns_named(parts, (name,)):
+            own = _indices(column)
+            if own is None:
+                continue
+            pairs = set(zip(uids, own.tolist(), strict=True))
+            # What is called just ``index`` may be the row of a dataset: then it does not count from 0.
+            counts = name != "index" or own.max(initial=0) < max(Counter(uids).values(), default=1)
+            if len(pairs) == len(uids) and counts:
+                return own
+    return None
+
+
+def _indices(column: Column) -> np.ndarray | None:
+    if isinstance(column, ArrayColumn) and column.data.ndim == 1 and column.data.dtype.kind in "iu":
+        values = column.data
+    elif isinstance(column, ObjectColumn) and all(type(value) is int for value in column.values):
+        values = np.array(column.values, object)
+    else:
+        return None
+    fits = not len(values) or (values.min() >= 0 and values.max() < 2**31)
+    return values.astype(np.int32) if fits else None
 
 
 def _framework_uids(parts: Dismantled) -> list[str] | None:

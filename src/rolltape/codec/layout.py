@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rolltape.codec.compare import RowBuffer, sample_rows
+from rolltape.codec.compare import RowBuffer, every_row
 from rolltape.codec.spans import Scratch, Spans, find_spans
 
 BYTES_FROM = 4096
@@ -114,18 +114,18 @@ class Planner:
 
     def _constant(self, column: Rows, spans: Spans) -> int | None:
         """The one value inside the spans, if there is only one."""
-        total = spans.total
-        if not total:
+        if not spans.total:
             return 0
-        row = int((spans.stop > spans.start).argmax())
-        value = int(column.bits[row, spans.start[row]])
-        probe = column.bits[row, spans.start[row] : spans.stop[row]]
-        if not (probe == probe.dtype.type(value)).all():
-            return None
-        same = column.bits.size - self._scratch.differing(column.bits, value)
-        pads = ((spans.left, spans.start.sum()), (spans.right, (column.width - spans.stop).sum()))
-        outside = sum(int(count) for pad, count in pads if pad == value)
-        return value if same - outside == total else None
+        filled = int((spans.stop > spans.start).argmax())
+        value = int(column.bits[filled, spans.start[filled]])
+        memory, item = column.memory, column.memory.item
+        same = pa.py_buffer(np.full(column.width, value, column.bits.dtype))
+        starts, stops = [int(at) * item for at in spans.start], [int(at) * item for at in spans.stop]
+
+        def matches(row: int) -> bool:
+            return memory.row_is(row, [(same, 0, starts[row], stops[row] - starts[row])])
+
+        return value if every_row(matches, self._samples) else None
 
     def _adopt(self, width: int, spans: Spans) -> Spans:
         """Use another column's spans where they fit closely: then the bounds are stored once."""
@@ -165,7 +165,7 @@ class Planner:
                 runs += [(memory.buffer, base, stop + item, width * item - stop - item)]
             return memory.row_is(row, runs)
 
-        return all(map(matches, sample_rows(self._samples))) and all(map(matches, range(self._samples)))
+        return every_row(matches, self._samples)
 
     def _joined(self, column: Rows) -> Layout | None:
         for first in self._columns:
@@ -193,7 +193,7 @@ class Planner:
         def matches(row: int) -> bool:
             return memory.row_is(row, [(part.memory.buffer, row * pitch, at, pitch)])
 
-        return all(map(matches, sample_rows(self._samples))) and all(map(matches, range(self._samples)))
+        return every_row(matches, self._samples)
 
     def _everything(self, width: int) -> Spans:
         n = self._samples

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rolltape.codec.threads import shared
+
 SAMPLE_ROWS = 32
 MIN_SAVING = 1 / 16
 """A side is trimmed if that saves at least this share of the sampled elements."""
@@ -41,19 +43,16 @@ class Scratch:
 
     def differs(self, rows: np.ndarray, value: int) -> bytearray:
         """One byte per element: 1 where it is not ``value``. Valid until the next call."""
-        self._mark(rows, value)
-        return self._bytes
-
-    def differing(self, rows: np.ndarray, value: int) -> int:
-        """How many elements are not ``value``."""
-        return int(np.count_nonzero(self._mark(rows, value)))
-
-    def _mark(self, rows: np.ndarray, value: int) -> np.ndarray:
         if len(self._bytes) < rows.size:
             self._bytes = bytearray(rows.size)
         out = np.frombuffer(self._bytes, np.bool_, rows.size).reshape(rows.shape)
-        np.not_equal(rows, rows.dtype.type(value), out=out)
-        return out
+        other = rows.dtype.type(value)
+        shared(
+            lambda start, stop: np.not_equal(rows[start:stop], other, out=out[start:stop]),
+            len(rows),
+            rows.nbytes,
+        )
+        return self._bytes
 
 
 def find_spans(rows: np.ndarray, scratch: Scratch) -> Spans:

@@ -57,7 +57,7 @@ class Table:
 
     def __init__(self, recording: Recording, wanted: Sequence[str] | None = None) -> None:
         self.recording = recording
-        self._entries: dict[str, Any] = recording._file.header["columns"]
+        self._entries: dict[str, Any] = recording.file.header["columns"]
         names = _public_names(list(self._entries))
         if wanted is not None:
             by_public = {public: name for name, public in names.items()}

@@ -37,10 +37,14 @@ log = logging.getLogger("rolltape")
 class Deck:
     """What ``Tape`` is made of while it is open. Any number of threads may call at once."""
 
-    def __init__(self, storage: Storage, settings: Settings, manifest: Manifest) -> None:
+    def __init__(
+        self, storage: Storage, settings: Settings, manifest: Manifest, out: Deck | None = None
+    ) -> None:
         self.storage = storage
         self.settings = settings
         self.manifest = manifest
+        self.out = out
+        """That of the second tape, for what a replay computes anew."""
         self.closed = False
         self._last: Summary | None = None
         self.load()
@@ -62,6 +66,8 @@ class Deck:
         if self.closed:
             raise TapeClosedError(f"the tape {self.storage.location} is closed", hint="open it again")
         self.recorder.raise_failure()
+        if self.out is not None:
+            self.out.usable()
         return self
 
     # -- one call --------------------------------------------------------------------------------------
@@ -73,10 +79,10 @@ class Deck:
             rank=self.settings.rank, world_size=self.settings.world_size,
         )  # fmt: skip
 
-    def decide(self, key: Key) -> Decision:
+    def decide(self, key: Key, *, replays: bool = True) -> Decision:
         """What happens to a call. One look at the tape, however much is on it."""
         shelf = self.recorder.shelf
-        decision = decide(key.step, shelf.steps(key), self.settings.policy)
+        decision = decide(key.step, shelf.steps(key), self.settings.policy, replays=replays)
         substitute = decision.source if decision.action is Action.SUBSTITUTE else None
         if substitute is not None and not shelf.holds(replace(key, step=substitute)):
             shelf.forget(key)  # another process has deleted it
@@ -86,7 +92,17 @@ class Deck:
     def begin(self, stage: Stage, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Decide what happens to a call, and copy its inputs while they are as given."""
         key = self.key(stage.name, scope.step, scope.split, scope.next_call(stage.name))
-        decision = self.decide(key)
+        return self._begin(stage, scope, key, args, kwargs)
+
+    def replays(self, stage: Stage) -> bool:
+        """Whether recordings of a stage are handed out in this run."""
+        only = self.settings.stages
+        return stage.replay if only is None else stage.name in only
+
+    def _begin(
+        self, stage: Stage, scope: Scope, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Call:
+        decision = self.decide(key, replays=self.replays(stage))
         self._tally.add(missing=decision.missed)
         if decision.error is StepMissingError:
             raise explain_missing(self.storage, key, decision)
@@ -96,7 +112,11 @@ class Deck:
             )
         if decision.action is Action.REPLAY and key in self.recorder.recorded:
             log.warning("%s was recorded by this very run; entering the step again replays it", key.path)
-        call = Call(stage, key, scope, decision, self._inputs(stage, key, decision, args, kwargs))
+        if decision.action is Action.LIVE and self.out is not None:
+            self._tally.add(live=1)
+            return self.out._begin(stage, scope, key, args, kwargs)
+        inputs = self._inputs(stage, key, decision, args, kwargs)
+        call = Call(self, stage, key, scope, decision, scope.called - 1, inputs)
         if decision.saves:
             self._claim(key)
         return call
@@ -141,6 +161,8 @@ class Deck:
         """Write metrics, unless those on the tape belong to a recording that stays as it is."""
         mode, overwrite = self.settings.mode, self.settings.overwrite
         if not metrics or mode is Mode.REPLAY:
+            if self.out is not None:
+                self.out.keep_metrics(split, step, metrics)
             return
         new = False
         with self._lock:
@@ -158,6 +180,8 @@ class Deck:
         """Wait until everything is on disk; raises what went wrong."""
         self.recorder.writer.wait()
         self.recorder.raise_failure()
+        if self.out is not None:
+            self.out.flush()
 
     def summary(self) -> Summary:
         """What was done so far. Lists the stages that were replayed."""
@@ -179,6 +203,8 @@ class Deck:
             self._last = self.summary()
             loud = logging.WARNING if self._last.lost else logging.INFO
             log.log(loud, "tape %s: %s", self.storage.location, self._last)
+        if self.out is not None:
+            self.out.close()
         self.recorder.raise_failure()
 
     # -- parts -----------------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ class Manifest:
     """The version of everything on the tape."""
     earlier: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Fingerprints that mode rewrite replaced, by digest: recordings it did not reach have them."""
+    baseline: Mapping[str, str] | None = None
+    """The ``id`` and ``dir`` of the tape whose replay wrote this one."""
 
     @property
     def digest(self) -> str:
@@ -48,7 +50,7 @@ class Manifest:
         return digest_of(self.fingerprint)
 
 
-def new_manifest(fingerprint: Mapping[str, Any]) -> Manifest:
+def new_manifest(fingerprint: Mapping[str, Any], baseline: Mapping[str, str] | None = None) -> Manifest:
     """A manifest for a tape that begins now."""
     return Manifest(
         id=uuid.UUID(bytes=os.urandom(16), version=4).hex,
@@ -56,6 +58,7 @@ def new_manifest(fingerprint: Mapping[str, Any]) -> Manifest:
         producer=f"rolltape {__version__}",
         fingerprint=plain_parts(fingerprint),
         environment=environment(),
+        baseline=baseline,
     )
 
 
@@ -122,14 +125,20 @@ def _manifest(node: Mapping[str, Any]) -> Manifest:
     earlier = node.get("earlier", {})
     if type(earlier) is not dict or not all(type(parts) is dict for parts in earlier.values()):
         raise TypeError("earlier is not fingerprints by digest")
-    return Manifest(**{name: node[name] for name in kinds}, format=node["format"], earlier=earlier)
+    baseline = node.get("baseline")
+    if baseline is not None and not all(type(baseline[name]) is str for name in ("id", "dir")):
+        raise TypeError("baseline does not name a tape")
+    return Manifest(
+        **{name: node[name] for name in kinds}, format=node["format"], earlier=earlier, baseline=baseline
+    )
 
 
 def write_manifest(storage: Storage, manifest: Manifest, *, replace: bool = False) -> Manifest:
     """Publish a manifest; if another process was first, return the one that holds."""
     node = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__}
-    if not manifest.earlier:
-        del node["earlier"]
+    for optional in ("earlier", "baseline"):
+        if not node[optional]:
+            del node[optional]
     text = json.dumps(node, indent=2, ensure_ascii=False, allow_nan=False)
     try:
         storage.publish(NAME, [text.encode() + b"\n"], replace=replace)

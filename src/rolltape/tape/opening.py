@@ -27,7 +27,8 @@ from rolltape.tape.manifest import (
 log = logging.getLogger("rolltape")
 
 STALE_AFTER = 24 * 3600.0
-_RAY_SESSION = re.compile(r"/(ray/session_[^/]+|session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+)(/|$)")
+RAY_SESSION = re.compile(r"/(ray/session_[^/]+|session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+)(/|$)")
+"""A path inside the folder of a Ray session."""
 
 
 def resolved_dir(directory: str) -> str:
@@ -39,7 +40,7 @@ def resolved_dir(directory: str) -> str:
             hint="record to a directory, and copy it there afterwards",
         )
     path = os.path.abspath(os.path.expanduser(directory))
-    if _RAY_SESSION.search(path):
+    if RAY_SESSION.search(path):
         log.warning(
             "the tape %s lies inside a Ray session folder, which Ray removes and other runs cannot find; "
             "give an absolute directory elsewhere",

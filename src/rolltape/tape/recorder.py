@@ -68,7 +68,7 @@ class Recorder:
             return None
         about = {
             "split": key.split, "stage": key.stage, "step": key.step, "call": key.call,
-            "rank": key.rank, "world_size": key.world_size,
+            "rank": key.rank, "world_size": key.world_size, "position": call.position,
             "recorded": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
             "live_seconds": seconds,
             "blocked_seconds": time.perf_counter() - started,

@@ -44,17 +44,17 @@ class Recording:
     @property
     def samples(self) -> int:
         """How many samples it has."""
-        return self._file.samples
+        return self.file.samples
 
     @property
     def columns(self) -> dict[str, str]:
         """The columns by name, each with what it holds: ``int64 [8192]``, ``text``, …"""
-        return {name: _describe(entry) for name, entry in self._file.header["columns"].items()}
+        return {name: _describe(entry) for name, entry in self.file.header["columns"].items()}
 
     @property
     def about(self) -> dict[str, Json]:
         """What was noted when it was recorded: when, how long the live call took, a digest of its inputs."""
-        return self._file.about
+        return self.file.about
 
     def value(self) -> Any:
         """The recorded object, bit for bit what the stage returned."""
@@ -67,7 +67,7 @@ class Recording:
 
     def batch(self, columns: Sequence[str] | None = None, samples: slice | None = None) -> Batch:
         """Some columns (default all) of some samples (default all), without decoding the rest."""
-        file = self._file
+        file = self.file
         known = file.header["columns"]
         names = list(known) if columns is None else list(columns)
         for name in names:
@@ -86,7 +86,7 @@ class Recording:
     def identity(self) -> tuple[list[str], list[int]]:
         """The uid of every sample and its index within the group of that uid."""
         with _located(self.where):
-            return self._file.identity()
+            return self.file.identity()
 
     def verify(self) -> None:
         """Check every checksum and decode everything; raises ``CorruptFileError`` naming file and column."""
@@ -96,19 +96,22 @@ class Recording:
             file.columns(list(file.header["columns"]))
 
     @cached_property
-    def _file(self) -> RecordingFile:
+    def file(self) -> RecordingFile:
+        """The file, of which only the end has been read; more of it is read as it is asked for."""
         return self._open(self._range, self.size)
 
     def open_whole(self) -> RecordingFile:
         """The file, read in one go unless it is very large."""
         if self.size > WHOLE_UP_TO:
-            return self._file
+            return self.file
         data = memoryview(self._storage.read(self.key.path))
-        return self._open(lambda offset, length: data[offset : offset + length], len(data))
+        return self._open(lambda offset, length: data[offset : offset + length], len(data), data)
 
-    def _open(self, read: Callable[[int, int], memoryview], size: int) -> RecordingFile:
+    def _open(
+        self, read: Callable[[int, int], memoryview], size: int, whole: memoryview | None = None
+    ) -> RecordingFile:
         with _located(self.where):
-            file = RecordingFile(read, size)
+            file = RecordingFile(read, size, whole)
             _ = file.header  # refuses foreign and newer files, and the error has to name this one
         return file
 

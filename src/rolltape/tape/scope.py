@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from rolltape.errors import NoStepError
+
 _scopes: ContextVar[Mapping[int, Scope]] = ContextVar("rolltape_scopes")
 _outer: ContextVar[tuple[tuple[Scope, Counter[str]], ...]] = ContextVar("rolltape_outer")
 """The live calls that the running code is inside of, and how many calls each has made."""
@@ -24,6 +26,8 @@ class Scope:
         self.metrics: dict[str, Any] = {}
         self.open = True
         """False after the block: tasks started inside may still run, and log."""
+        self.called = 0
+        """How many calls of stages were begun in the block."""
         self._calls: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -32,6 +36,7 @@ class Scope:
         with self._lock:
             number = self._calls[stage]
             self._calls[stage] += 1
+            self.called += 1
             for scope, made in _outer.get(()):
                 if scope is self:
                     made[stage] += 1
@@ -80,3 +85,15 @@ def counting_calls(scope: Scope) -> Iterator[Counter[str]]:
         yield made
     finally:
         _outer.reset(token)
+
+
+def no_step(what: str) -> NoStepError:
+    """The error for what only works inside a step."""
+    return NoStepError(
+        f"{what} was called outside a step",
+        causes=[
+            "the call is not inside `with tape.step(n):`",
+            "it runs in another thread, which does not see the step of the one that started it",
+        ],
+        hint="enter `with tape.step(n):` around the call, in the thread that makes it",
+    )

@@ -29,6 +29,8 @@ class Stage:
     """Which arguments are recorded too."""
     expect: Mapping[str, str] = field(default_factory=dict)
     """Dtypes that columns must have, by column."""
+    replay: bool = True
+    """False if it is computed anew in every run: what a change in the trainer is judged by."""
 
     @property
     def origin(self) -> str:
@@ -68,6 +70,7 @@ def _sync(tape: Tape, stage: Stage) -> Callable[..., Any]:
         if (deck := tape._deck) is None:
             return stage.function(*args, **kwargs)
         call = deck.usable().begin(stage, tape._scope(stage), args, kwargs)
+        deck = call.deck
         if call.decision.plays:
             return deck.hand_over(call, deck.read(call))
         try:
@@ -91,6 +94,7 @@ def _async(tape: Tape, stage: Stage) -> Callable[..., Any]:
         if (deck := tape._deck) is None:
             return await stage.function(*args, **kwargs)
         call = deck.usable().begin(stage, tape._scope(stage), args, kwargs)
+        deck = call.deck
         if call.decision.plays:
             # Read on a thread, handed over here: tasks that run meanwhile must not draw from its state.
             return deck.hand_over(call, await asyncio.to_thread(deck.read, call))

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rolltape.config_file import load_file
-from rolltape.errors import NoStepError, RolltapeError, StageError, StepMissingError
+from rolltape.errors import RolltapeError, StageError, StepMissingError
 from rolltape.key import check_name
 from rolltape.policy import Action, Decision, Mode, decide
 from rolltape.settings import Settings, resolve
@@ -25,10 +25,14 @@ from rolltape.tape.metrics import plain_metrics, read_metrics
 from rolltape.tape.missing import explain_missing
 from rolltape.tape.opening import open_tape, resolved_dir
 from rolltape.tape.recording import Recording
-from rolltape.tape.scope import Scope, current, entered
+from rolltape.tape.scope import Scope, current, entered, no_step
+from rolltape.tape.second import begin_second
 from rolltape.tape.shelf import recordings
 from rolltape.tape.stage import Stage, wrap
 from rolltape.tape.summary import Summary
+
+if TYPE_CHECKING:
+    from rolltape.engines.engine import Engine
 
 log = logging.getLogger("rolltape")
 
@@ -57,6 +61,8 @@ class Tape:
     """Where the tape is, as an absolute path; None if it is off."""
     manifest: Manifest | None
     """What ``tape.json`` says; None if the tape is off."""
+    out: Tape | None
+    """The second tape, which takes what a replay computes anew; None if there is none."""
 
     def __init__(
         self,
@@ -67,6 +73,8 @@ class Tape:
         beyond: str | None = None,
         steps: Any = None,
         overwrite: str | None = None,
+        out: str | os.PathLike[str] | None = None,
+        stages: Sequence[str] | str | None = None,
         split: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -87,7 +95,7 @@ class Tape:
         """
         given = {name: value for name, value in locals().items() if name not in ("self", "settings")}
         self.settings = settings or resolve(given, os.environ)
-        self.dir = self.manifest = None
+        self.dir = self.manifest = self.out = None
         self._deck: Deck | None = None
         self._stages: dict[str, Stage] = {}
         self._number = next(_numbers)
@@ -96,7 +104,9 @@ class Tape:
         storage = LocalStorage(resolved_dir(self.settings.dir or "."))
         self.dir = storage.location
         self.manifest = open_tape(storage, self.settings)
-        self._deck = Deck(storage, self.settings, self.manifest)
+        if self.settings.out is not None:
+            self.out = type(self)(settings=begin_second(self.settings, self.manifest, self.dir))
+        self._deck = Deck(storage, self.settings, self.manifest, self.out._deck if self.out else None)
         log.info("tape %s, mode %s", self.dir, self.settings.mode)
 
     @classmethod
@@ -119,7 +129,8 @@ class Tape:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # In another process, a Ray actor say, it is the same tape, whatever the working directory is there.
-        return _reopened, (type(self), replace(self.settings, dir=self.dir or self.settings.dir))
+        out = self.out.dir if self.out else None
+        return _reopened, (type(self), replace(self.settings, dir=self.dir or self.settings.dir, out=out))
 
     def __enter__(self) -> Tape:
         return self
@@ -138,11 +149,13 @@ class Tape:
         *,
         inputs: bool | Sequence[str] = False,
         expect: Mapping[str, Any] | None = None,
+        replay: bool = True,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Make a function, a method or a coroutine function a stage whose result is recorded and replayed.
 
         ``inputs`` records its arguments too (all, or those named), and replay checks them. ``expect`` maps
-        columns to the dtype they must have.
+        columns to the dtype they must have. With ``replay=False`` it is recorded, and runs in every replay
+        all the same: what it returns there goes to the tape ``out``, to be compared.
         """
         check_name("stage", name)
         dtypes = expected_dtypes(expect or {})
@@ -150,12 +163,21 @@ class Tape:
         def decorate(function: Any) -> Any:
             if isinstance(function, (staticmethod, classmethod)):
                 return type(function)(decorate(function.__func__))
-            stage = Stage(name, function, Chooser.of(function, inputs), dtypes)
+            stage = Stage(name, function, Chooser.of(function, inputs), dtypes, replay)
             wrapped = wrap(self, stage)
             self._declare(stage)
             return wrapped
 
         return decorate
+
+    def engine(self, engine: Engine | Callable[[], Engine], *, stage: str = "rollout") -> Engine:
+        """An engine whose rollouts this tape records and replays, prompts and sampling checked.
+
+        Pass a function that makes the engine: where every step is replayed it is never called.
+        """
+        from rolltape.engines.taped import TapedEngine  # engines lie above the tape, and few tapes need them
+
+        return TapedEngine(self, engine, stage)
 
     @contextmanager
     def step(self, step: int, *, split: str | None = None, key: str | None = None) -> Iterator[None]:
@@ -176,7 +198,7 @@ class Tape:
         deck.recorder.raise_failure()
 
     def log(self, metrics: Mapping[str, Any], *, step: int | None = None, split: str | None = None) -> None:
-        """Put numbers of this step on the tape, exactly. In replay nothing is written.
+        """Put numbers of this step on the tape, exactly. In replay they go to the tape ``out``, if any.
 
         Inside ``with tape.step(...)`` they are written together when the block ends; with ``step=`` at once.
         """
@@ -185,8 +207,8 @@ class Tape:
         deck = self._deck.usable()
         scope = current(self._number)
         if scope is None and step is None:
-            raise _no_step("tape.log")
-        if self.settings.mode is Mode.REPLAY:
+            raise no_step("tape.log")
+        if self.settings.mode is Mode.REPLAY and self.out is None:
             return
         plain = plain_metrics(metrics)
         if step is not None:
@@ -207,7 +229,10 @@ class Tape:
         """What would happen at the first call of this step, and why. Nothing is done."""
         if self._deck is None:
             return decide(step, (), self.settings.policy)
-        return self._deck.decide(self._deck.key(stage, as_step(step), split))
+        known = self._stages.get(stage, Stage(stage, self.plan))
+        return self._deck.decide(
+            self._deck.key(stage, as_step(step), split), replays=self._deck.replays(known)
+        )
 
     def needs_engine(self, steps: Iterable[int], stage: str = "rollout", split: str | None = None) -> bool:
         """Whether any of these steps would run live, so that an inference engine has to be started.
@@ -276,20 +301,9 @@ class Tape:
     def _scope(self, stage: Stage) -> Scope:
         scope = current(self._number)
         if scope is None:
-            raise _no_step(f"stage {stage.name!r}")
+            raise no_step(f"stage {stage.name!r}")
         return scope
 
 
 def _reopened(cls: type[Tape], settings: Settings) -> Tape:
     return cls(settings=settings)
-
-
-def _no_step(what: str) -> NoStepError:
-    return NoStepError(
-        f"{what} was called outside a step",
-        causes=[
-            "the call is not inside `with tape.step(n):`",
-            "it runs in another thread, which does not see the step of the one that started it",
-        ],
-        hint="enter `with tape.step(n):` around the call, in the thread that makes it",
-    )
