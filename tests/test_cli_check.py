@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 
 import pytest
 
 from rolltape.storage import posix
+from rolltape.tape.metrics import metrics_line
 from tests.cli_tapes import damage, file_of, in_terminal, record, rollout, run
 
 
@@ -98,14 +100,34 @@ def test_foreign_files_are_named_wherever_they_are(tape):
     }  # fmt: skip
 
 
-def test_unreadable_lines_of_metrics_are_counted_one_by_one(tape):
-    with open(tape / "train/metrics.jsonl", "ab") as file:
-        file.write(
-            b'{"step": 9, "met\nnull\n{"step": "x", "metrics": {}}\n\xff\n{"step": 10, "metrics": {"a": 1}}\n'
-        )
+def test_damaged_lines_of_metrics_are_named_one_by_one(tape):
+    file = tape / "train/metrics.jsonl"
+    lines = file.read_bytes().splitlines()
+    assert len(lines) == 3
+    lines[1] = lines[1].replace(b'"step":1', b'"step":7')  # still JSON, still a step and its metrics
+    lines += [
+        metrics_line(9, {"a": 1.5}),
+        b'{"step": 10, "metrics": {"a": 1}}',
+        b"\xff",
+        sealed(b'"step":1.5}'),
+    ]
+    file.write_bytes(b"\n".join([*lines, metrics_line(11, {"a": 2.5})[:-4]]))
     done = run("check", tape)
     assert done.exit_code == 1
-    assert [number for number in range(1, 10) if f"line {number} " in done.stdout] == [4, 5, 6, 7]
+    assert found(tape) == [("metrics", "train/metrics.jsonl", [])] * 5
+    said = {
+        2: "does not match its checksum", 5: "does not match its checksum", 6: "does not match its checksum",
+        7: "has no step or no metrics", 8: "was cut short",
+    }  # fmt: skip
+    text = " ".join(done.stdout.split())
+    for number in range(1, 9):
+        assert (f"line {number} {said[number]}" in text) if number in said else f"line {number} " not in text
+    assert text.count("train/metrics.jsonl") == 5
+
+
+def sealed(body):
+    """A line of metrics with a right checksum, whatever is in it."""
+    return b'{"crc":"%08x","bytes":%d,' % (zlib.crc32(body), len(body)) + body
 
 
 def test_leftovers_of_dead_writers_are_findings_and_those_of_live_ones_are_not(tape):

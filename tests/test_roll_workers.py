@@ -9,6 +9,7 @@ import pytest
 
 from rolltape.errors import RolltapeError
 from rolltape.integrations import roll
+from rolltape.integrations.ray_env import hook_into
 from rolltape.integrations.roll import workers
 
 HOOK = "RAY_RUNTIME_ENV_HOOK"
@@ -37,7 +38,7 @@ def their_setup():
 def test_a_job_gets_our_setup_and_our_variables(monkeypatch):
     monkeypatch.setenv("ROLLTAPE_DIR", "/data/tape")
     roll.install()
-    assert os.environ[HOOK] == workers.HOOK
+    assert os.environ[HOOK] == "rolltape.integrations.roll.workers.runtime_env"
     job = workers.runtime_env({"env_vars": {"A": "1"}})
     assert job["worker_process_setup_hook"] == "rolltape.integrations.roll.install"
     assert job["env_vars"]["A"] == "1"
@@ -67,6 +68,29 @@ def test_a_setup_of_the_program_runs_after_ours(monkeypatch, as_text):
     monkeypatch.setattr(roll, "install", lambda: called.append("ours"))
     job["worker_process_setup_hook"]()
     assert called == ["ours", "theirs"]
+
+
+def test_a_program_that_does_not_use_roll_gets_our_variables_and_no_setup(monkeypatch):
+    monkeypatch.delitem(sys.modules, "roll", raising=False)
+    monkeypatch.setenv("ROLLTAPE_DIR", "/data/tape")
+    job = workers.runtime_env_if_used({})
+    assert job["env_vars"]["ROLLTAPE_DIR"] == "/data/tape"
+    assert "worker_process_setup_hook" not in job
+    monkeypatch.setitem(sys.modules, "roll", SimpleNamespace())
+    assert (
+        workers.runtime_env_if_used({})["worker_process_setup_hook"] == "rolltape.integrations.roll.install"
+    )
+
+
+def test_of_two_hooks_of_ours_the_one_that_does_more_stays(monkeypatch):
+    by_run = {HOOK: "rolltape.integrations.roll.workers.runtime_env_if_used"}
+    environ = dict(by_run)
+    hook_into(environ)  # as verl's plugin does
+    assert environ == by_run
+    monkeypatch.setenv(HOOK, by_run[HOOK])
+    roll.install()
+    assert os.environ[HOOK] == workers.HOOK
+    assert "ROLLTAPE_RAY_HOOK_BEFORE" not in os.environ
 
 
 def test_a_ray_that_runs_already_is_too_late(monkeypatch):

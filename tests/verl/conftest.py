@@ -33,6 +33,24 @@ if STACK == "verl":
         yield ray
         ray.shutdown()
 
+    @pytest.fixture(scope="session")
+    def queue(ray_session):
+        """One TransferQueue with one storage unit."""
+        import transfer_queue as tq
+
+        storage = {"SimpleStorage": {"num_data_storage_units": 1, "total_storage_size": 1000}}
+        tq.init(OmegaConf.create({"backend": storage}))
+        yield tq
+        tq.close()
+
+    @pytest.fixture
+    def empty_queue(queue):
+        """The queue, emptied after the test."""
+        yield queue
+        for partition, items in (queue.kv_list() or {}).items():
+            if items:
+                queue.kv_clear(keys=list(items), partition_id=partition)
+
     @pytest.fixture
     def trainer_config(tmp_path):
         """The part of verl's configuration that matters here; change it with dotted names."""

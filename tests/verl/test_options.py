@@ -4,7 +4,7 @@ import pytest
 
 import rolltape
 from rolltape.integrations.verl.config import Run, fingerprint, pick
-from rolltape.integrations.verl.options import Rewards, opted_in, plans
+from rolltape.integrations.verl.options import Groups, Rewards, opted_in, plans
 
 
 def config(skip=None, **rest):
@@ -86,6 +86,19 @@ def test_wishes_in_the_configuration():
     assert str(plan.settings.on_error) == "warn"
     with pytest.raises(rolltape.ConfigError, match=r"rolltape\.verl\.vall"):
         plans(config({"rollout": ON_TAPE}, rolltape={"verl": {"vall": True}}), {}, "/")
+
+
+def test_groups_are_cycled_only_where_asked():
+    (plan,) = plans(config({"rollout": ON_TAPE}), {}, "/")
+    assert (plan.wishes.groups, plan.settings.match) == (Groups.REFUSE, {})
+    (plan,) = plans(config({"rollout": ON_TAPE}), {"ROLLTAPE_VERL_GROUPS": "cycle"}, "/")
+    assert plan.wishes.groups is Groups.CYCLE
+    assert {part: str(level) for part, level in plan.settings.match.items()} == {"data": "warn"}
+    section = {"verl": {"groups": "cycle"}, "match": {"data": "error"}}
+    (plan,) = plans(config({"rollout": ON_TAPE}, rolltape=section), {}, "/")
+    assert (plan.wishes.groups, str(plan.settings.match["data"])) == (Groups.CYCLE, "error")
+    with pytest.raises(rolltape.ConfigError, match="refuse, cycle"):
+        plans(config({"rollout": ON_TAPE}), {"ROLLTAPE_VERL_GROUPS": "fill"}, "/")
 
 
 def test_an_action_that_a_tape_cannot_do():

@@ -1,6 +1,6 @@
 """verl's real trainers, three steps of GRPO on CPU: recorded once, replayed without generating anything.
 
-Slow: six runs of about a minute each. V0 is the trainer that passes batches, V1 the one that goes through
+Slow: eight runs of about a minute each. V0 is the trainer that passes batches, V1 the one that goes through
 TransferQueue.
 """
 
@@ -14,7 +14,8 @@ import pytest
 from rolltape import Tape
 from tests.verl.cpu import trainer
 
-SEQUENCES = trainer.STEPS * 4 * 4
+SEQUENCES = trainer.STEPS * 4 * 4 + 4
+"""Every step, and the validation after the last one."""
 RUN_FOLDER = "cpu_tapes/GBS4_N4_in48_out12"
 
 
@@ -49,7 +50,8 @@ def recorded(request, work):
         "import sys; from rolltape.cli.run import command; sys.exit(command.main(standalone_mode=False))"
     )
     command = [sys.executable, "-c", run_command, "--mode", "record", "--dir", str(dumps / RUN_FOLDER), "--"]
-    run = trainer.run(work, f"{version}-recorded", v1=request.param, command=command)
+    env = {"ROLLTAPE_VERL_VAL": "1"}
+    run = trainer.run(work, f"{version}-recorded", v1=request.param, command=command, env=env)
     return Recorded(request.param, work, dumps, run)
 
 
@@ -61,22 +63,34 @@ def test_the_recorded_run_was_a_real_one(recorded):
     assert all(value is not None for metrics in run.metrics.values() for value in metrics.values())
     assert {"actor/grad_norm", "actor/pg_loss", "critic/score/mean"} <= set(run.metrics[1])
     assert run.output.count("rolltape: verl uses tape") == 1
-    assert "has 3 recordings, 3 of them new" in run.output
+    assert "has 4 recordings, 4 of them new" in run.output
+    assert any(name.startswith("val-core/letters/") for name in run.metrics[3])
     with Tape(recorded.tape, mode="replay") as tape:
-        assert [(found.key.step, found.samples) for found in tape.recordings()] == [(1, 16), (2, 16), (3, 16)]
+        found = [(at.key.split, at.key.step, at.samples) for at in tape.recordings()]
+    assert found == [("train", 1, 16), ("train", 2, 16), ("train", 3, 16), ("val", 3, 4)]
 
 
 def test_replayed_through_skip_manager(recorded):
     role = "rollout_tq" if recorded.v1 else "rollout"
     skip = {"enable": True, "steps": "[1,2,3]", "action": "cache", "dump_dir": f"tape:{recorded.dumps}"}
-    overrides = [f"skip.{role}.{name}={value}" for name, value in skip.items()]
+    overrides = [f"skip.{role}.{name}={value}" for name, value in skip.items()] + ["+rolltape.verl.val=true"]
     name = f"{'v1' if recorded.v1 else 'v0'}-by-config"
     same_run(trainer.run(recorded.work, name, *overrides, v1=recorded.v1), recorded.run)
 
 
 def test_replayed_through_the_environment_alone(recorded):
-    env = {"ROLLTAPE_MODE": "replay", "ROLLTAPE_DIR": str(recorded.tape)}
+    env = {"ROLLTAPE_MODE": "replay", "ROLLTAPE_DIR": str(recorded.tape), "ROLLTAPE_VERL_VAL": "1"}
     name = f"{'v1' if recorded.v1 else 'v0'}-by-environment"
+    same_run(trainer.run(recorded.work, name, v1=recorded.v1, env=env), recorded.run)
+
+
+def test_rewards_computed_again_by_the_same_function_are_the_same(recorded):
+    """verl's real reward workers score the recorded responses; what they say is what was recorded."""
+    env = {
+        "ROLLTAPE_MODE": "replay", "ROLLTAPE_DIR": str(recorded.tape), "ROLLTAPE_VERL_VAL": "1",
+        "ROLLTAPE_VERL_REWARD": "recompute",
+    }  # fmt: skip
+    name = f"{'v1' if recorded.v1 else 'v0'}-scored-again"
     same_run(trainer.run(recorded.work, name, v1=recorded.v1, env=env), recorded.run)
 
 

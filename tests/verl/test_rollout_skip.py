@@ -1,5 +1,6 @@
 """RolloutSkip as its users know it, V1 and V2: same configuration, same calls; each known defect absent."""
 
+import asyncio
 import logging
 import os
 import pickle
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from verl.utils.ray_utils import auto_await
 
 import rolltape
 from rolltape.integrations.verl import RolloutSkip, SkipAction, read_dumped_data, rollout_skip
@@ -77,6 +79,53 @@ def test_twenty_steps_replay_bit_equal_and_generation_is_never_called(tmp_path):
     for step, output in enumerate(outputs, 1):
         assert_same(step_of(replaying, step)[1], output)
     replaying.skip.close()
+
+
+class AsyncWorkers(Workers):
+    """A manager whose generation is a coroutine function."""
+
+    async def generate_sequences(self, batch, **kwargs):
+        await asyncio.sleep(0)
+        return super().generate_sequences(batch, **kwargs)
+
+
+class AutoAwaitWorkers(Workers):
+    """One as verl's AgentLoopManager is: to be called with and without await."""
+
+    @auto_await
+    async def generate_sequences(self, batch, **kwargs):
+        await asyncio.sleep(0)
+        return super().generate_sequences(batch, **kwargs)
+
+
+@pytest.mark.parametrize("workers", [AsyncWorkers, AutoAwaitWorkers])
+def test_coroutine_functions_too(tmp_path, workers):
+    def train(forbidden):
+        manager = workers(forbidden)
+        skip = RolloutSkip(v2(tmp_path, action="cache", val=True), manager)
+        skip.wrap_generate_sequences()
+
+        async def steps():
+            outputs, batches = [], []
+            for step in (1, 2, 3):
+                batches.append(prompts_for(step, n=1))
+                skip.record(batches[-1], step)
+                outputs.append(await manager.generate_sequences(prompts_for(step)))
+                outputs.append(await manager.generate_sequences(prompts_for(step, validate=True)))
+            return outputs, batches
+
+        outputs, batches = asyncio.run(steps())
+        if workers is AutoAwaitWorkers:
+            skip.record(prompts_for(4, n=1), 4)
+            outputs.append(manager.generate_sequences(prompts_for(4)))
+        skip.close()
+        return outputs, batches
+
+    recorded, new_batches = train(forbidden=False)
+    replayed, restored = train(forbidden=True)
+    assert len(recorded) == (7 if workers is AutoAwaitWorkers else 6)
+    for output, again in zip(recorded + new_batches, replayed + restored, strict=True):
+        assert_same(again, output)
 
 
 def test_recording_hands_back_the_very_objects(tmp_path):

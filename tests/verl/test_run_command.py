@@ -4,12 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from rolltape.cli.run import command, environment
 from rolltape.steps import ALL_STEPS, StepSelector
+
+TESTS = Path(__file__).resolve().parents[1]
+SOURCE, STANDIN = TESTS.parent / "src", TESTS / "roll_standin/src"
 
 
 def run(*arguments, **env):
@@ -107,3 +111,60 @@ def test_ray_workers_of_a_running_cluster(ray_session, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str(tmp_path / "t")
+
+
+ROLL = """
+import json, os, sys
+import ray
+import roll  # what ROLL's own start scripts have imported when they call ray.init
+
+variables = {"OWN": "1", "PYTHONPATH": os.environ["PYTHONPATH"]}
+ray.init(address=os.environ["CLUSTER"], log_to_driver=False, runtime_env={"env_vars": variables})
+
+@ray.remote
+def look():
+    from roll.distributed.scheduler.rollout_scheduler import RolloutScheduler
+    return RolloutScheduler.get_batch.__module__, os.environ["ROLLTAPE_DIR"], os.environ["OWN"]
+
+@ray.remote
+class Scheduler:
+    def look(self):
+        from roll.distributed.scheduler.generate_scheduler import DynamicSamplingScheduler
+        return hasattr(DynamicSamplingScheduler.get_batch, "__wrapped__")
+
+print(json.dumps([ray.get(look.remote()), ray.get(Scheduler.remote().look.remote())]))
+"""
+
+
+@pytest.mark.parametrize("theirs", [None, "their_hooks.add_variable"])
+def test_rolls_schedulers_in_ray_workers_need_nothing_else(ray_session, tmp_path, theirs):
+    """Real Ray workers import a stand-in of ROLL; that its methods were wrapped there is what counts."""
+    (tmp_path / "their_hooks.py").write_text(
+        "def add_variable(env):\n    return {**(env or {}), 'env_vars': {**env['env_vars'], 'OWN': '2'}}\n"
+    )
+    env = {} if theirs is None else {"RAY_RUNTIME_ENV_HOOK": theirs}
+    done = run(
+        "--dir", str(tmp_path / "t"), "--", sys.executable, "-c", ROLL,
+        CLUSTER=ray_session.get_runtime_context().gcs_address,
+        PYTHONPATH=os.pathsep.join([str(SOURCE), str(STANDIN), str(tmp_path)]), **env,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (module, folder, own), wrapped = json.loads(done.stdout.splitlines()[-1])
+    assert (module, folder, wrapped) == (
+        "roll.distributed.scheduler.rollout_scheduler",
+        str(tmp_path / "t"),
+        True,
+    )
+    assert own == ("1" if theirs is None else "2")
+    said = [line for line in done.stderr.splitlines() if "RAY_RUNTIME_ENV_HOOK" in line]
+    assert len(said) == (0 if theirs is None else 1)
+
+
+def test_the_hook_of_an_outer_run_is_not_taken_for_the_users():
+    found = environment(
+        {"RAY_RUNTIME_ENV_HOOK": "rolltape.integrations.ray_env.forward"}, "auto", "/t", ALL_STEPS
+    )
+    assert "ROLLTAPE_RAY_HOOK_BEFORE" not in found
+    assert environment({}, "auto", "/t", ALL_STEPS)["RAY_RUNTIME_ENV_HOOK"] == (
+        "rolltape.integrations.roll.workers.runtime_env_if_used"
+    )

@@ -1,135 +1,17 @@
 """verl's V1 trainer on tapes: its replay buffer, its trainer's methods, a real TransferQueue in Ray."""
 
-import random
-import uuid
-
-import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from verl.utils import tensordict_utils as tu
 from verl.utils.skip import SkipManager
 
 import rolltape
 from rolltape.integrations.verl import install
-from tests.verl.batches import objects
+from tests.verl.v1 import Generator, consume, make_trainer
 
 tq = pytest.importorskip("transfer_queue")
 
-
-@pytest.fixture(scope="module")
-def queue(ray_session):
-    """One TransferQueue with one storage unit."""
-    tq.init(
-        OmegaConf.create(
-            {"backend": {"SimpleStorage": {"num_data_storage_units": 1, "total_storage_size": 1000}}}
-        )
-    )
-    yield tq
-    tq.close()
-
-
-@pytest.fixture(autouse=True)
-def empty_queue(queue):
-    yield
-    for partition, items in (queue.kv_list() or {}).items():
-        if items:
-            queue.kv_clear(keys=list(items), partition_id=partition)
-
-
-class Generator:
-    """In place of verl's agent loops: puts n trajectories per prompt into the queue, in a random order."""
-
-    def __init__(self, n=2, forbidden=False, outputs=1):
-        self.n, self.forbidden, self.outputs = n, forbidden, outputs
-        self.prompts = 0
-
-    def generate_sequences(self, batch):
-        assert not self.forbidden, "generation was called on replay"
-        uids = list(batch["uid"])
-        self.prompts += len(uids)
-        jobs = [(row, session) for row in range(len(uids)) for session in range(self.n)]
-        random.shuffle(jobs)
-        for row, session in jobs:
-            self._put(batch, uids[row], row, session)
-        tags = [{"is_prompt": True, "status": "finished", "global_steps": int(batch["global_steps"])}] * len(
-            uids
-        )
-        tq.kv_batch_put(keys=uids, partition_id="train", tags=tags)
-
-    def _put(self, batch, uid, row, session):
-        keys = [f"{uid}_{session}_{index}" for index in range(self.outputs)]
-        fields = [
-            {
-                "uid": uid, "raw_prompt": batch["raw_prompt"][row],
-                "responses": torch.randint(0, 99, (random.randint(1, 6),)), "rm_scores": torch.rand(3),
-            }
-            for _ in keys
-        ]  # fmt: skip
-        step = int(batch["global_steps"])
-        tag = {
-            "status": "success",
-            "seq_len": 9,
-            "global_steps": step,
-            "min_global_steps": step,
-            "max_global_steps": step,
-        }
-        tq.kv_batch_put(
-            keys=keys,
-            partition_id="train",
-            fields=tu.list_of_dict_to_tensordict(fields),
-            tags=[dict(tag) for _ in keys],
-        )
-
-
-def make_trainer(config, generator, first_prompt=0):
-    """verl's own synchronous trainer with the parts that generation needs, and a data loader of numbers."""
-    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-
-    trainer = object.__new__(PPOTrainerSync)
-    trainer.config, trainer.trainer_mode, trainer.global_steps = config, "sync", 0
-    trainer.agent_loop_manager = generator
-    trainer.replay_buffer = ReplayBuffer(
-        trainer_mode="sync", trainer_config={}, max_off_policy_threshold=1, max_off_policy_strategy="drop",
-        sampler_kwargs=OmegaConf.create({}), poll_interval=0.02,
-    )  # fmt: skip
-    drawn = iter(range(first_prompt, 1000))
-
-    def draw():
-        numbers = [next(drawn) for _ in range(config.data.train_batch_size)]
-        return tu.get_tensordict({
-            "raw_prompt": objects([[{"role": "user", "content": f"question {n}"}] for n in numbers]),
-            "reward_model": objects([{"ground_truth": str(number)} for number in numbers]),
-            "uid": np.array([str(uuid.uuid4()) for _ in numbers], dtype=object),
-        })  # fmt: skip
-
-    trainer._fetch_one_gen_batch = draw
-    return trainer
-
-
-def consume(trainer, step, samples=1):
-    """One step as `PPOTrainer.step` has it: prepare, then sample; returns what training would see."""
-    trainer.global_steps = step
-    SkipManager.set_step(step)
-    trainer.prepare_step()
-    seen = []
-    for _ in range(samples):
-        batch, metrics = trainer.replay_buffer.sample(
-            global_steps=step,
-            partition_id="train",
-            batch_size=trainer.config.data.train_batch_size // samples,
-        )
-        data = tq.kv_batch_get(keys=batch.keys, partition_id="train")
-        seen.append((
-            batch.keys, batch.tags, metrics, [row.tolist() for row in data["responses"].unbind()],
-            data["rm_scores"].numpy().tobytes() if not data["rm_scores"].is_nested
-            else [row.tolist() for row in data["rm_scores"].unbind()],
-            list(data["uid"]), [list(prompt) for prompt in data["raw_prompt"]],
-        ))  # fmt: skip
-    for keys, *_ in seen:
-        tq.kv_clear(keys=keys, partition_id="train")
-    return seen
+pytestmark = pytest.mark.usefixtures("empty_queue")
 
 
 @pytest.fixture
@@ -175,12 +57,65 @@ def test_other_prompts_are_refused(training):
         consume(training(Generator(forbidden=True), first_prompt=7), 1)
 
 
-def test_groups_are_not_cycled_to_fill_a_larger_batch(training):
-    """verl fills up by repeating groups; here that is refused."""
+LARGER = {"data__train_batch_size": 5, "data__gen_batch_size": 5}
+
+
+@pytest.mark.parametrize("relaxed", [False, True])
+def test_another_number_of_prompts_is_refused_and_the_way_to_ask_is_named(
+    training, monkeypatch, tmp_path, relaxed
+):
+    """verl fills up by repeating groups, unasked; here that is refused, at the start or at the step."""
+    monkeypatch.setenv("ROLLTAPE_DIR", str(tmp_path / "tape"))
     consume(training(Generator()), 1)
-    changes = {"data__train_batch_size": 4, "data__gen_batch_size": 2}
-    with pytest.raises(rolltape.MismatchError):
-        consume(training(Generator(forbidden=True), action="repeat", **changes), 2)
+    if relaxed:
+        monkeypatch.setenv("ROLLTAPE_MATCH", '{"data": "ignore"}')
+    for step, action in ((1, "cache"), (2, "repeat")):
+        with pytest.raises(rolltape.MismatchError, match="ROLLTAPE_VERL_GROUPS=cycle"):
+            consume(training(Generator(forbidden=True), action=action, **LARGER), step)
+
+
+@pytest.mark.parametrize(("size", "asked_by"), [(5, "environment"), (5, "configuration"), (1, "environment")])
+@pytest.mark.parametrize("step", [1, 4])
+def test_groups_are_cycled_whole_where_asked(training, monkeypatch, tmp_path, caplog, size, asked_by, step):
+    """Also at another step, which plays the nearest; every trajectory of a prompt is kept."""
+    monkeypatch.setenv("ROLLTAPE_DIR", str(tmp_path / "tape"))
+    recorded = consume(training(Generator(outputs=2)), 1)[0]
+    monkeypatch.setenv("ROLLTAPE_MODE", "replay")
+    changes = {"data__train_batch_size": size, "data__gen_batch_size": size}
+    if asked_by == "environment":
+        monkeypatch.setenv("ROLLTAPE_VERL_GROUPS", "cycle")
+    else:
+        changes["rolltape"] = {"verl": {"groups": "cycle"}}
+    once, again = (
+        consume(training(Generator(forbidden=True), action="repeat", **changes), step)[0] for _ in range(2)
+    )
+    assert once == again
+    keys, responses = once[0], once[3]
+    assert len(set(keys)) == len(keys) == size * 2 * 2
+    assert once[5] == [key.split("_")[0] for key in keys]
+    kept = [key for key in recorded[0] if key in keys]
+    assert keys[: len(kept)] == kept
+    assert len({key.split("_")[0] for key in kept}) == min(size, 2)
+    groups = {}
+    for key, *parts in zip(keys, responses, once[6], strict=True):
+        uid, _, trajectory = key.partition("_")
+        groups.setdefault(uid, {})[trajectory] = parts
+    source = {}
+    for key, *parts in zip(recorded[0], recorded[3], recorded[6], strict=True):
+        uid, _, trajectory = key.partition("_")
+        source.setdefault(uid, {})[trajectory] = parts
+    assert list(groups.values()) == [list(source.values())[at % 2] for at in range(size)]
+    assert {tag["global_steps"] for tag in once[1]} == {step}
+    assert sum(message.startswith("substituted: ") for message in caplog.messages) == 2
+    assert install.queue("rollout_tq").session.resized == 1
+
+
+def test_a_batch_of_the_recorded_size_is_checked_as_ever(training, monkeypatch):
+    monkeypatch.setenv("ROLLTAPE_VERL_GROUPS", "cycle")
+    recorded = consume(training(Generator()), 1)
+    assert consume(training(Generator(forbidden=True)), 1) == recorded
+    with pytest.raises(rolltape.MismatchError, match=r"question 0.*question 7"):
+        consume(training(Generator(forbidden=True), first_prompt=7), 1)
 
 
 def test_an_interrupted_step_is_recorded_again_as_a_whole(training, caplog):

@@ -15,6 +15,7 @@ from rolltape.importing.arrays import ARRAYS
 from rolltape.importing.budget import Budget
 from rolltape.importing.containers import CONTAINERS, MAPPINGS
 from rolltape.importing.nodes import Node, node_class
+from rolltape.importing.pictures import PICTURES
 from rolltape.importing.protos import PROTOS
 from rolltape.importing.resolve import Builder, Resolver
 from rolltape.importing.tensordicts import TENSORDICTS
@@ -22,7 +23,7 @@ from rolltape.importing.tensors import TENSORS
 from rolltape.importing.unpickle import run
 
 ALLOWED: dict[tuple[str, str], Builder] = {
-    **CONTAINERS, **ARRAYS, **TENSORS, **ARCHIVES, **TENSORDICTS, **PROTOS,
+    **CONTAINERS, **ARRAYS, **TENSORS, **ARCHIVES, **TENSORDICTS, **PICTURES, **PROTOS,
 }  # fmt: skip
 """Every name that a dump may use, and what it means here."""
 

@@ -86,12 +86,25 @@ class ValueStack(Stack):
     """A ``NonTensorStack``."""
 
 
+@dataclass(slots=True)
+class Picture:
+    """A ``PIL.Image.Image``."""
+
+    mode: str
+    size: tuple[int, ...]
+    pixels: bytes
+    palette: tuple[str, bytes] | None
+    info: dict[str, Any]
+    format: str | None
+
+
 _NAMES: tuple[tuple[type, str], ...] = (
     (VerlProto, "verl.dataproto"),
     (RollProto, "roll.dataproto"),
     (QueueBatch, "verl.kvbatchmeta"),
     (Tensors, "tensordict"),
     (OneValue, "tensordict.value"),
+    (Picture, "pil.image"),
 )
 
 

@@ -11,6 +11,8 @@ from collections.abc import MutableMapping
 from typing import Any
 
 HOOK = "rolltape.integrations.ray_env.forward"
+ROLL_HOOK = "rolltape.integrations.roll.workers.runtime_env_if_used"
+"""Does the same, and puts tapes under ROLL's schedulers in the workers of a program that uses ROLL."""
 VARIABLE = "RAY_RUNTIME_ENV_HOOK"
 BEFORE = "ROLLTAPE_RAY_HOOK_BEFORE"
 """Keeps the hook that was set before ours; it is called first."""
@@ -28,11 +30,16 @@ def forward(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
     return found
 
 
-def hook_into(environ: MutableMapping[str, str]) -> None:
-    """Name our hook in an environment, keeping one that is there."""
+def hook_into(environ: MutableMapping[str, str], hook: str = HOOK) -> None:
+    """Name a hook of ours in an environment, keeping one that is there; one of ours is not replaced."""
     present = environ.get(VARIABLE)
-    if present == HOOK:
+    if present and is_ours(present):
         return
     if present:
         environ[BEFORE] = present
-    environ[VARIABLE] = HOOK
+    environ[VARIABLE] = hook
+
+
+def is_ours(hook: str) -> bool:
+    """Whether a hook is one of Rolltape's, each of which also does what ``forward`` does."""
+    return hook.startswith("rolltape.")

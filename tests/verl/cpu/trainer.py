@@ -79,7 +79,7 @@ def settings(work, folder, v1, steps):
             "use_v1": v1, "device": "cpu", "nnodes": 1, "n_gpus_per_node": 1, "logger": "[console,file]",
             "project_name": "tapes", "experiment_name": "cpu", "total_epochs": 1,
             "total_training_steps": steps,
-            "save_freq": -1, "test_freq": -1, "val_before_train": False, "resume_mode": "disable",
+            "save_freq": -1, "test_freq": steps, "val_before_train": False, "resume_mode": "disable",
             "default_local_dir": folder / "checkpoints",
         },
         "ray_kwargs.ray_init": {"num_cpus": 8},

@@ -59,6 +59,14 @@ def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
     return found
 
 
+def runtime_env_if_used(given: dict[str, Any] | None) -> dict[str, Any]:
+    """The same for any program, as ``rolltape run`` names it: without ROLL, variables and no setup.
+
+    Whoever starts ROLL has imported it when it calls ``ray.init``.
+    """
+    return runtime_env(given) if "roll" in sys.modules else ray_env.forward(given)
+
+
 def _both(theirs: str | Callable[[], Any]) -> Callable[[], None]:
     def setup() -> None:
         from rolltape.integrations.roll import install

@@ -89,6 +89,9 @@ class Generation:
         create_task = asyncio.get_running_loop().create_task
         task = job.position.run(create_task, stage(rows.comparable(prompts)))
         output = job.result(await task)
+        if self.role == "async_rollout" and not job.replayed:
+            # No step ends here, and the process of the rollouter may be killed after its last sample.
+            await asyncio.to_thread(self.session.flush)
         if job.replayed and self.session.wishes.rewards is Rewards.RECOMPUTE:
             return await recompute(args[0], prompts, output)
         return output

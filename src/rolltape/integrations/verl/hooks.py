@@ -59,7 +59,7 @@ def around_generation(role: str, function: Function, theirs: Function) -> Functi
 
         @functools.wraps(function)
         async def generate_async(*args: Any, **kwargs: Any) -> Any:
-            generation = _lookup("generation", role)
+            generation = lookup("generation", role)
             if generation is None:
                 return await theirs(*args, **kwargs)
             return await generation.run_async(function, args, kwargs)
@@ -68,7 +68,7 @@ def around_generation(role: str, function: Function, theirs: Function) -> Functi
 
     @functools.wraps(function)
     def generate(*args: Any, **kwargs: Any) -> Any:
-        generation = _lookup("generation", role)
+        generation = lookup("generation", role)
         if generation is None:
             return theirs(*args, **kwargs)
         return generation.run(function, args, kwargs)
@@ -81,7 +81,7 @@ def around_queue(role: str, phase: str, function: Function, theirs: Function) ->
 
     @functools.wraps(function)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        queue = _lookup("queue", role)
+        queue = lookup("queue", role)
         if queue is None:
             return theirs(self, *args, **kwargs)
         if phase == "submit":
@@ -110,6 +110,7 @@ def _installed() -> Any:
     return sys.modules.get(_INSTALL)
 
 
-def _lookup(kind: str, role: str) -> Any:
+def lookup(kind: str, role: str) -> Any:
+    """What runs the ``generation`` or ``queue`` of a role in this process; None if the role has no tape."""
     install = _installed()
     return None if install is None else getattr(install, kind)(role)

@@ -7,7 +7,6 @@ role.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import logging
@@ -16,11 +15,11 @@ import sys
 from typing import Any
 
 from rolltape.integrations.verl.generate import Generation
-from rolltape.integrations.verl.hooks import around_generation, around_queue, is_marked, marked
+from rolltape.integrations.verl.hooks import around_generation, around_queue, is_marked
 from rolltape.integrations.verl.options import plans
 from rolltape.integrations.verl.queue import Queue
 from rolltape.integrations.verl.session import Session, working_directory
-from rolltape.policy import Action
+from rolltape.integrations.verl.trainers import wrap_trainers
 
 log = logging.getLogger("rolltape")
 
@@ -50,7 +49,7 @@ def start(config: Any) -> None:
         if plan.role in ("*", "rollout_tq"):
             _queues["rollout_tq"] = Queue(session, config)
     _wrap_what_was_decorated_before()
-    _wrap_trainers()
+    wrap_trainers()
 
 
 def stop() -> None:
@@ -75,22 +74,6 @@ def generation(role: str) -> Generation | None:
 def queue(role: str) -> Queue | None:
     """The same for a role that goes through TransferQueue."""
     return _queues.get(role)
-
-
-def restore_answers(trainer: Any, batch: Any) -> None:
-    """Where another step is about to be played, give the batch the answers and uids of that step."""
-    from rolltape.integrations.verl.prompts import restore_groups
-
-    generation = _generations.get("rollout")
-    if generation is None or batch.meta_info.get("validate"):
-        return
-    session, step = generation.session, max(0, int(trainer.global_steps))
-    decision = session.plan(step)
-    if decision.action is Action.SUBSTITUTE and decision.source is not None:
-        call = session.next_call(step)
-        recorded = session.tape.recording(decision.source, call=call).value()
-        before = session.inputs(decision.source, call=call)["prompts"]
-        restore_groups(batch, before, recorded.non_tensor_batch.get("uid"))
 
 
 _DECORATED = (
@@ -118,29 +101,3 @@ def _wrap_what_was_decorated_before() -> None:
         else:  # verl lets it be called with and without await
             auto_await = importlib.import_module("verl.utils.ray_utils").auto_await
             setattr(cls, name, auto_await(around_generation(role, raw, method.__wrapped__)))
-
-
-def _wrap_trainers() -> None:
-    """The two places where a trainer does more than call what is decorated."""
-    v0 = getattr(sys.modules.get("verl.trainer.ppo.ray_trainer"), "RayPPOTrainer", None)
-    if v0 is not None and not is_marked(v0._get_gen_batch):
-        get_gen_batch = v0._get_gen_batch
-
-        @functools.wraps(get_gen_batch)
-        def with_answers(self: Any, batch: Any) -> Any:
-            restore_answers(self, batch)
-            return get_gen_batch(self, batch)
-
-        v0._get_gen_batch = marked(with_answers)
-    v1 = getattr(sys.modules.get("verl.trainer.ppo.v1.trainer_base"), "PPOTrainer", None)
-    if v1 is not None and not is_marked(v1._add_async_warmup_batches):
-        warm_up = v1._add_async_warmup_batches
-
-        @functools.wraps(warm_up)
-        def unless_replayed(self: Any, *args: Any, **kwargs: Any) -> Any:
-            queue = _queues.get("rollout_tq")
-            if queue is None or not queue.plays(int(self.global_steps)):
-                return warm_up(self, *args, **kwargs)
-            return None
-
-        v1._add_async_warmup_batches = marked(unless_replayed)

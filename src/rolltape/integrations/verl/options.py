@@ -21,7 +21,8 @@ from rolltape.settings import Settings, resolve
 SWITCH = "ROLLTAPE_VERL"
 VAL = "ROLLTAPE_VERL_VAL"
 REWARD = "ROLLTAPE_VERL_REWARD"
-_OWN = {"val": VAL, "reward": REWARD}
+GROUPS = "ROLLTAPE_VERL_GROUPS"
+_OWN = {"val": VAL, "reward": REWARD, "groups": GROUPS}
 """Options of this integration beside those of every tape, under ``rolltape.verl``."""
 
 
@@ -32,6 +33,14 @@ class Rewards(Word):
     RECOMPUTE = "recompute"
 
 
+class Groups(Word):
+    """What happens where a recorded batch has another number of prompts than the trainer asks for (V1)."""
+
+    REFUSE = "refuse"
+    CYCLE = "cycle"
+    """The recorded groups are repeated in order, or the first of them taken."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """What this integration can be asked for beside the options of every tape."""
@@ -39,6 +48,7 @@ class Wishes:
     val: bool = False
     """Whether validation is recorded too, under the split ``val``."""
     rewards: Rewards = Rewards.RECORDED
+    groups: Groups = Groups.REFUSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +81,7 @@ def plans(config: Any, environ: Mapping[str, str], cwd: str) -> list[Plan]:
     """What each role does; one plan for all (``*``) where the environment or ``rolltape`` names the tape."""
     section = dict(plain(pick(config, "rolltape")) or {})
     own = dict(section.pop("verl", None) or {})
-    wishes = Wishes(_flag(own, environ), _rewards(own, environ))
+    wishes = _wishes(own, environ)
     parts = fingerprint(config) | dict(section.pop("fingerprint", None) or {})
     if _env_names_a_tape(environ) or section.get("dir"):
         given = {role: _from_skip(config, role) for role in ROLES if _enabled(config, role)}
@@ -98,11 +108,12 @@ def _plan(
     folder = os.path.expanduser(before.dir)
     relative = None if os.path.isabs(folder) else cwd
     arguments = {"dir": os.path.join(cwd, folder), "fingerprint": parts | dict(before.fingerprint)}
+    match = {part: str(level) for part, level in before.match.items()}
+    if wishes.groups is Groups.CYCLE:
+        match.setdefault("data", "warn")  # sizes are part of it, and another size is what was asked for
     if wishes.rewards is Rewards.RECOMPUTE:
-        arguments["match"] = {
-            **{part: str(level) for part, level in before.match.items()},
-            "reward": "ignore",
-        }
+        match["reward"] = "ignore"
+    arguments["match"] = match
     return Plan(role, resolve(arguments, environ, file), wishes, origin, relative)
 
 
@@ -129,19 +140,24 @@ def _dump_dir(config: Any, role: str) -> str:
     return str(pick(config, f"skip.{role}.dump_dir", "~/.verl/rollout_dump"))
 
 
-def _flag(own: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
-    value = str(environ.get(VAL) or own.get("val", "off")).strip().lower()
-    if value in ("1", "true", "yes", "on", "record"):
-        return True
-    if value in ("0", "false", "no", "off", "live"):
-        return False
-    raise ConfigError(f"{VAL} is {value!r}", hint="write true to record validation, false to leave it alone")
-
-
-def _rewards(own: Mapping[str, Any], environ: Mapping[str, str]) -> Rewards:
+def _wishes(own: Mapping[str, Any], environ: Mapping[str, str]) -> Wishes:
     unknown = sorted(set(own) - set(_OWN))
     if unknown:
         raise ConfigError(
             f"there is no option rolltape.verl.{unknown[0]}", hint=f"there are {', '.join(_OWN)}"
         )
-    return Rewards.parse(environ.get(REWARD) or own.get("reward", "recorded"))
+    said = {name: environ.get(variable) or own.get(name) for name, variable in _OWN.items()}
+    return Wishes(
+        val=_flag(said["val"]),
+        rewards=Rewards.parse(said["reward"] or "recorded"),
+        groups=Groups.parse(said["groups"] or "refuse"),
+    )
+
+
+def _flag(said: Any) -> bool:
+    value = str(said or "off").strip().lower()
+    if value in ("1", "true", "yes", "on", "record"):
+        return True
+    if value in ("0", "false", "no", "off", "live"):
+        return False
+    raise ConfigError(f"{VAL} is {value!r}", hint="write true to record validation, false to leave it alone")

@@ -3,23 +3,28 @@
 The trainer submits prompts, workers put trajectories into the queue, the replay buffer samples a batch of
 them. What is recorded is that batch: keys, tags and fields of every trajectory, in the order the trainer
 got them, with the metrics of the sampler. On replay nothing is submitted, the trajectories go back into the
-queue under their own keys, and the buffer returns the recorded batch.
+queue under their own keys, and the buffer returns the recorded batch. Asynchronous trainers submit ahead:
+what they draw from the data loader for that is drawn on replay too, so that it stays aligned.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rolltape.errors import ConfigError, MismatchError, StepMissingError
+from rolltape.errors import MismatchError, StepMissingError
 from rolltape.integrations.verl.config import pick
-from rolltape.integrations.verl.options import Rewards
+from rolltape.integrations.verl.groups import cycled, given_to, regrouped, uid_of
+from rolltape.integrations.verl.options import GROUPS, Groups, Rewards
+from rolltape.integrations.verl.queue_rewards import score_again
 from rolltape.integrations.verl.session import Session
 from rolltape.policy import Action, Decision, Mode
 
 log = logging.getLogger("rolltape")
+
+_UNFINISHED = ("pending", "running")
 
 
 class Queue:
@@ -27,91 +32,208 @@ class Queue:
 
     def __init__(self, session: Session, config: Any) -> None:
         self.session = session
-        if session.wishes.rewards is Rewards.RECOMPUTE and pick(config, "trainer.use_v1", False):
-            raise ConfigError(
-                "verl's V1 trainer computes rewards where it generates, so not on replay",
-                causes=["ROLLTAPE_VERL_REWARD or rolltape.verl.reward is recompute"],
-                hint="set trainer.use_v1=False for this replay, or record again with the new reward",
-            )
         mode = pick(config, "trainer.v1.trainer_mode", "sync")
         self.samples_per_step = int(pick(config, f"trainer.v1.{mode}.parameter_sync_step", 1))
-        self._prompts: Any = None
-        self._renewal: tuple[int, Session] | None = None
+        self.prompts_per_step = int(pick(config, "data.train_batch_size", 0))
+        self._trainer: Any = None
+        self._prompts: dict[str, Any] = {}
+        self._refilled = 0
+        self._renewals: dict[str, tuple[int, Session]] = {}
 
-    def plays(self, step: int) -> bool:
+    def plays(self, step: int, split: str = "train", samples: int | None = None) -> bool:
         """Whether all samples of the step come from the tape."""
-        decision = self.session.plan(step)
-        return decision.plays and decision.source is not None and self._complete(decision.source)
+        decision = self.session.plan(step, split)
+        if not decision.plays or decision.source is None:
+            return False
+        return len(self._recorded(decision.source, split, samples)) == (samples or self.samples_per_step)
 
     def submit(self, trainer: Any) -> None:
         """In place of ``_add_batch_to_generate``: draws prompts, and has them generated unless replayed."""
         step = int(trainer.global_steps)
         batch = trainer._next_train_batch()
-        self._prompts = comparable(batch)
-        if self.plays(step):
-            return
-        self._refuse_or_renew(step)
-        trainer._submit_batch_to_rollout(batch)
+        self._trainer, self._prompts["train"] = trainer, batch
+        if self._generates(step, "train", self.samples_per_step):
+            trainer._submit_batch_to_rollout(batch)
+        self._refilled = 0
+
+    def count_refill(self, prompts: int) -> None:
+        """Prompts were drawn for groups that failed, were filtered out or became stale."""
+        self._refilled += prompts
+
+    def warm_up(self, trainer: Any, live: Callable[..., Any], *args: Any) -> Any:
+        """In place of ``_add_async_warmup_batches``; on replay the prompts are drawn, and not generated.
+
+        verl leaves it out where its own skip is enabled, so that a recording would be one of another run.
+        """
+        own, replayed = trainer.config.skip.rollout_tq, self.plays(int(trainer.global_steps))
+        enabled, own.enable = own.enable, False
+        if replayed:
+            trainer._submit_batch_to_rollout = len
+        try:
+            return live(trainer, *args)
+        finally:
+            own.enable = enabled
+            if replayed:
+                del trainer._submit_batch_to_rollout
+
+    def forget_inflight(self) -> None:
+        """Clear what a checkpoint has in the making: nothing will finish it, and a live step would wait."""
+        import transfer_queue as tq
+
+        items = (tq.kv_list("train") or {}).get("train", {})
+        prompts = {
+            key for key, tag in items.items() if tag.get("is_prompt") and tag.get("status") in _UNFINISHED
+        }
+        if keys := [key for key in items if uid_of(key) in prompts]:
+            tq.kv_clear(keys=keys, partition_id="train")
+
+    def validate(self, trainer: Any, live: Callable[..., Any]) -> Any:
+        """In place of ``_validate``: every batch of it is a call of the split ``val``, where asked for."""
+        if not self.session.wishes.val:
+            return live(trainer)
+        step, samples = int(trainer.global_steps), len(trainer.val_dataloader)
+        manager, self._trainer = trainer.agent_loop_manager, trainer
+        generates = self._generates(step, "val", samples)
+        trainer.agent_loop_manager = _Validation(self._prompts, manager if generates else None)
+        try:
+            return live(trainer)
+        finally:
+            trainer.agent_loop_manager = manager
 
     def sample(self, buffer: Any, live: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """In place of ``ReplayBuffer.sample``: the batch and the metrics of the sampler."""
         names = ("global_steps", "partition_id", "batch_size")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if given.get("partition_id") != "train":
+        split, step = given.get("partition_id"), int(given["global_steps"])
+        if split != "train" and not (split == "val" and self.session.wishes.val):
             return live(buffer, *args, **kwargs)
-        step = int(given["global_steps"])
-        session = self._session(step)
-        decision, position = session.plan(step), session.enter(step)
+        session = self._session(step, split)
+        decision, position = session.plan(step, split), session.enter(step, split)
+        batch = self._prompts.get(split) if split == "val" or position.call == 0 else None
         ran: list[Any] = []
 
         def rollout(prompts: Any) -> dict[str, Any]:
             ran.append(live(buffer, *args, **kwargs))
-            return {**_take(*ran[0]), "asked": given["batch_size"]}
+            refilled, self._refilled = self._refilled, 0
+            uids = list(batch["uid"]) if split == "val" and batch is not None else None
+            return {**_take(*ran[0]), "asked": given["batch_size"], "refilled": refilled, "uids": uids}
 
         stage = session.tape.stage("rollout", inputs=["prompts"])(rollout)
-        prompts = self._prompts if position.call == 0 else None
+        prompts = self._comparable(batch, decision, split, position.call)
         recorded = position.run(stage, prompts)
         if ran:
             return ran[0]
-        _check_size(recorded["asked"], given["batch_size"], f"{session.tape.dir}, step {decision.source}")
+        if recorded["asked"] != given["batch_size"]:
+            recorded = self._resized(recorded, given["batch_size"], decision, split)
+        return self._played(recorded, decision, batch)
+
+    def _resized(
+        self, recorded: dict[str, Any], asked: int, decision: Decision, split: str
+    ) -> dict[str, Any]:
+        """A recorded sample with as many groups as are asked for."""
+        have = recorded["asked"]
+        self._check_size(have, asked, decision, split)
+        self.session.count_resized(
+            f"step {decision.step} asks for {asked} prompts and step {decision.source} has {have}; "
+            f"its groups are {'repeated' if have < asked else 'cut'}"
+        )
+        return regrouped(recorded, cycled(recorded["batch"].keys, asked, f"step {decision.step}"))
+
+    def _played(self, recorded: dict[str, Any], decision: Decision, batch: Any) -> Any:
+        """Put a recorded sample into the queue, as this run needs it."""
+        if recorded.get("uids"):  # a validation: verl counts the answers to each of its own uids
+            chosen = given_to(recorded["batch"].keys, recorded["uids"], list(batch["uid"]))
+            recorded = regrouped(recorded, chosen)
+        if self.session.wishes.rewards is Rewards.RECOMPUTE:
+            recorded["fields"] = score_again(self._trainer, recorded["batch"].keys, recorded["fields"])
+        if decision.action is Action.REPLAY and recorded.get("refilled") and self._trainer is not None:
+            self._trainer._next_train_batch(recorded["refilled"])
         return _put(recorded, decision)
 
-    def _session(self, step: int) -> Session:
-        if self._renewal is not None and self._renewal[0] == step:
-            return self._renewal[1]
-        return self.session
-
-    def _complete(self, step: int) -> bool:
-        return all(self._has(step, call) for call in range(self.samples_per_step))
-
-    def _has(self, step: int, call: int) -> bool:
+    def _comparable(self, batch: Any, decision: Decision, split: str, call: int) -> Any:
+        """The prompts to compare: without their random names; the recorded ones where groups are cycled."""
+        if batch is None or decision.action is not Action.REPLAY or decision.source is None:
+            return None if batch is None else comparable(batch)
         try:
-            self.session.tape.recording(step, call=call)
+            kept = self.session.tape.recording(decision.source, split=split, call=call, inputs=True)
+        except StepMissingError:  # imported, or recorded without: the tape says so
+            return comparable(batch)
+        if kept.samples == len(batch):
+            return comparable(batch)
+        self._check_size(kept.samples, len(batch), decision, split)
+        return kept.value()["prompts"]
+
+    def _check_size(self, recorded: int, asked: int, decision: Decision, split: str) -> None:
+        """Refuse a recording of fewer or more prompts than asked for, unless groups are to be cycled."""
+        if split == "train" and self.session.wishes.groups is Groups.CYCLE:
+            return
+        hint = "set them as they were, or record again"
+        raise MismatchError(
+            f"the recorded batch is one of {recorded} prompts, and {asked} are asked for",
+            where=f"{self.session.tape.dir}, {split}, step {decision.source}",
+            causes=[f"data.{split}_batch_size or parameter_sync_step differs from the recorded run"],
+            hint=f"{hint}, or have groups repeated: {GROUPS}=cycle" if split == "train" else hint,
+        )
+
+    def _generates(self, step: int, split: str, samples: int) -> bool:
+        """Whether the prompts of a step are submitted; not where sampling is going to refuse the step."""
+        if self.plays(step, split, samples) or self.session.plan(step, split).action is Action.ERROR:
+            return False
+        self._refuse_or_renew(step, split, samples)
+        return True
+
+    def _session(self, step: int, split: str) -> Session:
+        renewed = self._renewals.get(split)
+        return renewed[1] if renewed is not None and renewed[0] == step else self.session
+
+    def _recorded(self, step: int, split: str, samples: int | None) -> list[int]:
+        """Which samples of a step are on the tape."""
+        return [call for call in range(samples or self.samples_per_step) if self._has(step, split, call)]
+
+    def _has(self, step: int, split: str, call: int) -> bool:
+        try:
+            self.session.tape.recording(step, split=split, call=call)
         except StepMissingError:
             return False
         return True
 
-    def _refuse_or_renew(self, step: int) -> None:
+    def _refuse_or_renew(self, step: int, split: str, samples: int) -> None:
         """A step of which only some samples were recorded is never completed with those of another run."""
-        if self._renewal is not None:
-            self._renewal[1].close()
-            self._renewal = None
-        decision = self.session.plan(step)
+        if split in self._renewals:
+            self._renewals.pop(split)[1].close()
+        decision = self.session.plan(step, split)
         if not decision.plays or decision.source is None:
             return
-        have = [call for call in range(self.samples_per_step) if self._has(decision.source, call)]
-        what = f"step {decision.source} has {len(have)} of its {self.samples_per_step} samples"
+        have = self._recorded(decision.source, split, samples)
+        what = f"step {decision.source} has {len(have)} of its {samples} samples"
         settings = self.session.tape.settings
         if settings.mode is Mode.REPLAY or decision.source != step:
             raise StepMissingError(
                 what,
-                where=self.session.tape.dir,
+                where=f"{self.session.tape.dir}, split {split}",
                 causes=["the run was interrupted while it recorded this step"],
                 hint="record the step again: mode auto renews it, mode rewrite replaces it",
             )
         log.warning("%s: the recording was interrupted, and the whole step is recorded again", what)
         renewing = replace(settings, mode=Mode.REWRITE, on_miss=None)
-        self._renewal = step, Session(renewing, self.session.wishes)
+        self._renewals[split] = step, Session(renewing, self.session.wishes)
+
+
+class _Validation:
+    """In place of the manager of agent loops while verl validates; without one, nothing is generated."""
+
+    def __init__(self, prompts: dict[str, Any], manager: Any) -> None:
+        self._prompts = prompts
+        self._manager = manager
+
+    def generate_sequences(self, batch: Any) -> Any:
+        """Remember what is asked, and have it generated or forgotten."""
+        import transfer_queue as tq
+
+        self._prompts["val"] = batch
+        if self._manager is not None:
+            return self._manager.generate_sequences(batch)
+        return tq.kv_clear(keys=list(batch["uid"]), partition_id="val")  # registered by the trainer
 
 
 def comparable(batch: Any) -> Any:
@@ -119,7 +241,7 @@ def comparable(batch: Any) -> Any:
     return batch.exclude("uid", "global_steps")
 
 
-def _take(batch: Any, metrics: dict[str, Any]) -> dict[str, Any]:
+def _take(batch: Any, metrics: Mapping[str, Any]) -> dict[str, Any]:
     import transfer_queue as tq
 
     fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
@@ -139,14 +261,3 @@ def _put(recorded: dict[str, Any], decision: Decision) -> tuple[Any, dict[str, A
         keys=list(batch.keys), partition_id=batch.partition_id, fields=recorded["fields"], tags=batch.tags
     )
     return batch, recorded["metrics"]
-
-
-def _check_size(recorded: int, asked: int, where: str) -> None:
-    """Refuse a recording of fewer or more prompts than asked for; groups are never cycled to fill up."""
-    if recorded != asked:
-        raise MismatchError(
-            f"the recorded batch is one of {recorded} prompts, and {asked} are asked for",
-            where=where,
-            causes=["data.train_batch_size or parameter_sync_step differs from the recorded run"],
-            hint="set them as they were, or record again",
-        )

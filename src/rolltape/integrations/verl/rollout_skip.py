@@ -8,6 +8,7 @@ skip.record(new_batch, global_steps, gen_steps)     before each generation; rest
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
@@ -15,11 +16,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rolltape.errors import NotATapeError, StageError
+from rolltape.errors import NotATapeError
 from rolltape.integrations.verl import prompts as rows
 from rolltape.integrations.verl.config import fingerprint
 from rolltape.integrations.verl.options import VAL, Wishes
-from rolltape.integrations.verl.session import Session, working_directory
+from rolltape.integrations.verl.session import Position, Session, working_directory
 from rolltape.integrations.verl.skip_config import SkipAction, SkipOptions, read_options
 from rolltape.key import Key
 from rolltape.settings import resolve
@@ -53,17 +54,23 @@ class RolloutSkip:
         if not self.is_enable:
             return
         live = self._workers.generate_sequences
-        if inspect.iscoroutinefunction(live):
-            raise StageError(
-                f"{type(self._workers).__name__}.generate_sequences is a coroutine function",
-                hint="with an asynchronous rollout manager, use verl's SkipManager; see docs/verl.md",
-            )
+        if not inspect.iscoroutinefunction(inspect.unwrap(live)):
+
+            @functools.wraps(live)
+            def generate_sequences(batch: Any, **kwargs: Any) -> Any:
+                return self._generate(live, batch, kwargs)
+
+            self._workers.generate_sequences = generate_sequences
+            return
 
         @functools.wraps(live)
-        def generate_sequences(batch: Any, **kwargs: Any) -> Any:
-            return self._generate(live, batch, kwargs)
+        async def generate_sequences_async(batch: Any, **kwargs: Any) -> Any:
+            return await self._generate_async(live, batch, kwargs)
 
-        self._workers.generate_sequences = generate_sequences
+        is_awaited = inspect.iscoroutinefunction(live)  # else verl lets it be called with and without await
+        self._workers.generate_sequences = (
+            generate_sequences_async if is_awaited else _auto_await(generate_sequences_async)
+        )
 
     def record(self, new_batch: Any, global_steps: int | None = None, gen_steps: int | None = None) -> None:
         """Say which batch and which step the next generation is for.
@@ -81,28 +88,41 @@ class RolloutSkip:
             self._session = None
 
     def _generate(self, live: Any, batch: Any, kwargs: dict[str, Any]) -> Any:
+        turn = self._begin(batch)
+        if turn is None:
+            return live(batch, **kwargs)
+
+        def rollout(prompts: Any, new_batch: Any) -> dict[str, Any]:
+            return turn.keep(live(batch, **kwargs))
+
+        return self._end(turn, turn.position.run(self._stage(rollout), *turn.inputs))
+
+    async def _generate_async(self, live: Any, batch: Any, kwargs: dict[str, Any]) -> Any:
+        turn = self._begin(batch)
+        if turn is None:
+            return await live(batch, **kwargs)
+
+        async def rollout(prompts: Any, new_batch: Any) -> dict[str, Any]:
+            return turn.keep(await live(batch, **kwargs))
+
+        create_task = asyncio.get_running_loop().create_task
+        return self._end(turn, await turn.position.run(create_task, self._stage(rollout)(*turn.inputs)))
+
+    def _begin(self, batch: Any) -> _Turn | None:
+        """What the next generation is for; None if it is left alone."""
         is_val = bool((batch.meta_info or {}).get("validate", False))
         session = self._opened()
         if is_val and not session.wishes.val:
-            return live(batch, **kwargs)
+            return None
         new_batch, self._new_batch = (None, self._new_batch) if is_val else (self._new_batch, None)
-        position = session.enter(self._next_step(is_val), "val" if is_val else "train")
-        before = None if new_batch is None else _shell(new_batch)
-        ran: list[Any] = []
+        return _Turn(session.enter(self._next_step(is_val), "val" if is_val else "train"), batch, new_batch)
 
-        def rollout(prompts: Any, new_batch: Any) -> dict[str, Any]:
-            ran.append(live(batch, **kwargs))
-            return {"gen_batch": rows.with_uids(ran[0], batch), "new_batch": before}
+    def _stage(self, rollout: Any) -> Any:
+        return self._opened().tape.stage("rollout", inputs=["prompts", "new_batch"])(rollout)
 
-        stage = session.tape.stage("rollout", inputs=["prompts", "new_batch"])(rollout)
-        given = None if new_batch is None else rows.comparable(new_batch)
-        recorded = position.run(stage, rows.comparable(batch), given)
-        session.flush()
-        if ran:
-            return ran[0]
-        if new_batch is not None and recorded["new_batch"] is not None:
-            _become(new_batch, recorded["new_batch"])
-        return rows.as_returned(recorded["gen_batch"])
+    def _end(self, turn: _Turn, recorded: dict[str, Any]) -> Any:
+        self._opened().flush()
+        return turn.result(recorded)
 
     def _next_step(self, is_val: bool) -> int:
         """The step that ``record`` named, else how many generations there were; validation counts none."""
@@ -127,6 +147,36 @@ class RolloutSkip:
             val = self.options.val or os.environ.get(VAL, "").lower() in ("1", "true", "yes", "on")
             self._session = Session.open(settings, "rollout.skip", Wishes(val=val))
         return self._session
+
+
+class _Turn:
+    """One generation: what it was asked for, and what it gave if it ran."""
+
+    def __init__(self, position: Position, batch: Any, new_batch: Any) -> None:
+        self.position = position
+        self._batch = batch
+        self._new_batch = new_batch
+        self._before = None if new_batch is None else _shell(new_batch)
+        self._ran: list[Any] = []
+
+    @property
+    def inputs(self) -> tuple[Any, Any]:
+        """What is compared with the recording."""
+        given = None if self._new_batch is None else rows.comparable(self._new_batch)
+        return rows.comparable(self._batch), given
+
+    def keep(self, output: Any) -> dict[str, Any]:
+        """Remember what the live function returned; returns what is recorded."""
+        self._ran.append(output)
+        return {"gen_batch": rows.with_uids(output, self._batch), "new_batch": self._before}
+
+    def result(self, recorded: dict[str, Any]) -> Any:
+        """What the trainer gets: its own object after a live call, else the recording, with its batch."""
+        if self._ran:
+            return self._ran[0]
+        if self._new_batch is not None and recorded["new_batch"] is not None:
+            _become(self._new_batch, recorded["new_batch"])
+        return rows.as_returned(recorded["gen_batch"])
 
 
 def read_dumped_data(path: str | os.PathLike[str]) -> dict[Any, Any]:
@@ -171,6 +221,12 @@ def _shell(batch: Any) -> Any:
 def _become(batch: Any, recorded: Any) -> None:
     batch.batch, batch.non_tensor_batch = recorded.batch, recorded.non_tensor_batch
     batch.meta_info = recorded.meta_info
+
+
+def _auto_await(function: Any) -> Any:
+    from verl.utils.ray_utils import auto_await
+
+    return auto_await(function)
 
 
 def _resolved(folder: str) -> str:

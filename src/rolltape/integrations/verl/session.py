@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rolltape.errors import MismatchError
 from rolltape.integrations.verl import adapters  # noqa: F401  (registers verl's types)
 from rolltape.integrations.verl.dumps import notice_dumps
-from rolltape.integrations.verl.options import Plan, Wishes
+from rolltape.integrations.verl.options import GROUPS, Plan, Wishes
 from rolltape.policy import Decision
 from rolltape.settings import Settings
 from rolltape.tape import Tape
@@ -39,6 +40,8 @@ class Session:
     def __init__(self, settings: Settings, wishes: Wishes | None = None) -> None:
         self.tape = Tape(settings=settings)
         self.wishes = wishes or Wishes()
+        self.resized = 0
+        """Recorded samples played with more or fewer groups than they have."""
         self._at: dict[str, Position] = {}
 
     @classmethod
@@ -52,7 +55,14 @@ class Session:
                 settings.dir,
                 plan.relative_to,
             )
-        return cls.open(settings, plan.origin, plan.wishes)
+        try:
+            return cls.open(settings, plan.origin, plan.wishes)
+        except MismatchError as error:
+            if plan.role in ("*", "rollout_tq") and "batch_size=" in error.what:
+                error.hint = (
+                    f"{error.hint}; to play the recorded groups at another batch size: {GROUPS}=cycle"
+                )
+            raise
 
     @classmethod
     def open(cls, settings: Settings, origin: str, wishes: Wishes | None = None) -> Session:
@@ -85,12 +95,21 @@ class Session:
         found: Mapping[str, Any] = self.tape.recording(step, split=split, call=call, inputs=True).value()
         return found
 
+    def count_resized(self, what: str) -> None:
+        """Say and count that a sample is played with another number of groups: a kind of substitute."""
+        self.resized += 1
+        log.warning("substituted: %s", what)
+
     def flush(self) -> None:
         """Everything recorded so far is on disk when this returns; raises what went wrong."""
         self.tape.flush()
 
     def close(self) -> None:
         """Write what is pending and let go of the tape."""
+        if self.resized:
+            log.warning(
+                "tape %s: %d samples substituted by repeated or cut groups", self.tape.dir, self.resized
+            )
         self.tape.close()
 
 
