@@ -1,0 +1,1 @@
+"""Complete programs that use Rolltape, to be read and to be run."""
