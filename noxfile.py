@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,8 +18,11 @@ from tally import RESULTS  # noqa: E402
 MAIN_PYTHON = "3.11"
 """Torch for the CPU is at hand for this one, so `core` runs here."""
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+"""What Chromium is called."""
+
 nox.options.default_venv_backend = "none"
-nox.options.sessions = ["lint", "core", "light-3.10", "light-3.13", "verl"]
+nox.options.sessions = ["lint", "core", "light-3.10", "light-3.13", "verl", "trl", "engines", "viewer"]
 
 
 @nox.session
@@ -55,15 +60,34 @@ def verl(session: nox.Session) -> None:
 
 
 @nox.session
+def trl(session: nox.Session) -> None:
+    """TRL's real trainers, on CPU, in one process and in two; and the loggers people use with them."""
+    run_tests(session, "trl", envs.find_python_or_own(MAIN_PYTHON), "tests/trl", "-W", "default")
+
+
+@nox.session
+def engines(session: nox.Session) -> None:
+    """Generation and scoring on real engines, on CPU: transformers, vLLM, llama.cpp, a Ray cluster."""
+    run_tests(session, "engines", envs.find_python_or_own(MAIN_PYTHON), "tests/engines", "-W", "default")
+
+
+@nox.session
+def viewer(session: nox.Session) -> None:
+    """The rollout viewer, in a real browser and in a terminal, on tapes of the reference trainer."""
+    have_chromium(session)
+    run_tests(session, "viewer", envs.find_python_or_own(MAIN_PYTHON), "tests/viewer")
+
+
+@nox.session
 def demo(session: nox.Session) -> None:
-    """Record, replay and compare a small run."""
-    run_module(session, "rolltape", "demo")
+    """Train a small language model, replay the training, change it and break it."""
+    run_module(session, "trl", "rolltape", "demo")
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
     """The benchmarks, whose numbers the documentation quotes."""
-    run_module(session, "benchmarks")
+    run_module(session, "core", "benchmarks")
 
 
 def light(session: nox.Session, version: str) -> None:
@@ -82,10 +106,27 @@ def run_tests(session: nox.Session, stack: str, interpreter: envs.Interpreter, *
         session.run(*command, env=env, external=True)
 
 
-def run_module(session: nox.Session, module: str, *args: str) -> None:
-    python = environment(session, "core", envs.find_python_or_own(MAIN_PYTHON))
+def run_module(session: nox.Session, stack: str, module: str, *args: str) -> None:
+    python = environment(session, stack, envs.find_python_or_own(MAIN_PYTHON))
     env = clone_as_installed(session, python)
     session.run(python, "-m", module, *args, *session.posargs, env=env, external=True)
+
+
+def have_chromium(session: nox.Session) -> None:
+    """The system's Chromium, installed if this is a Debian and we may."""
+    if any(map(shutil.which, BROWSERS)):
+        return
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        session.error(
+            "the viewer's tests need Chromium, and only root on Debian can be given it here: "
+            "install the package chromium, then run this again"
+        )
+    with envs.phase("viewer: installing Chromium"):
+        quiet = {"external": True, "silent": True, "env": {"DEBIAN_FRONTEND": "noninteractive"}}
+        session.run("apt-get", "update", **quiet)
+        session.run(
+            "apt-get", "install", "-y", "--no-install-recommends", "chromium", "fonts-dejavu-core", **quiet
+        )
 
 
 def environment(session: nox.Session, stack: str, interpreter: envs.Interpreter) -> str:

@@ -13,6 +13,7 @@ import shutil
 import statistics
 import tempfile
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=["large", "small", "growth"])
+    parser.add_argument("--only", choices=["large", "small", "growth", "generation", "trl", "viewer"])
     options = parser.parse_args()
     logging.disable(logging.INFO)
     folder = Path(tempfile.mkdtemp(prefix="rolltape-bench-"))
@@ -39,6 +40,18 @@ def main() -> None:
                 results[name] = compare(name, shape, folder / name, options.rounds)
         if options.only in (None, "growth"):
             results["growth"] = grow(folder)
+        if options.only == "trl":
+            from benchmarks import trl  # needs the environment of that stack
+
+            results["trl"] = trl.section(folder, options.rounds, console, promises)
+        if options.only == "generation" or (options.only is None and find_spec("vllm")):
+            from benchmarks import generation  # needs the engines' environment, which the others do not
+
+            results["generation"] = generation.section(folder, min(options.rounds, 5), console, promises)
+        if options.only == "viewer" or (options.only is None and find_spec("starlette")):
+            from benchmarks import viewer  # needs the viewer's environment
+
+            results["viewer"] = viewer.section(folder, min(options.rounds, 5), console, promises)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if options.json:

@@ -11,14 +11,23 @@ from hypothesis import HealthCheck, settings
 STACK = os.environ.get("ROLLTAPE_STACK", "core")
 
 collect_ignore = {
-    "core": ["verl"],
-    "light": ["torch", "slow", "interop", "verl"],
-    "verl": ["torch", "slow", "interop"],
+    "core": ["verl", "engines", "trl", "viewer"],
+    "light": ["torch", "slow", "interop", "verl", "engines", "trl", "viewer"],
+    "verl": ["torch", "slow", "interop", "engines", "trl", "viewer"],
+    "engines": ["torch", "slow", "interop", "verl", "trl", "viewer"],
+    "trl": ["torch", "slow", "interop", "verl", "engines", "viewer"],
+    "viewer": ["torch", "slow", "interop", "verl", "engines", "trl"],
 }[STACK]
 
 # The settings a user exports for a run of their own must not steer the tests.
 for name in [name for name in os.environ if name.startswith("ROLLTAPE_")]:
-    if name not in ("ROLLTAPE_STACK", "ROLLTAPE_CACHE", "ROLLTAPE_ROLL_SRC"):
+    if name not in (
+        "ROLLTAPE_STACK",
+        "ROLLTAPE_CACHE",
+        "ROLLTAPE_ROLL_SRC",
+        "ROLLTAPE_SLIME_SRC",
+        "ROLLTAPE_MILES_SRC",
+    ):
         del os.environ[name]
 
 # Tables must not be laid out by the terminal, or the temporary folder, that a run happens to have.

@@ -14,15 +14,25 @@ import pytest
 import rolltape
 
 NAMES = """
-Action Batch BatchError ConfigError CorruptFileError Decision DiskFullError ExpectationError
-FormatVersionError Key KeyNameError MatchLevel MismatchError MissingDependencyError Mode NoStepError
-NotATapeError OnError OnMiss Overwrite RecordError Recording RolltapeError Settings StageError
-StepExistsError StepMissingError StepSelector StorageError Summary Tape TapeClosedError
-TapeNotFoundError TapeReadOnlyError TooLateError UnknownAdapterError UnsupportedValueError __version__
-deterministic register_adapter
+Action Batch BatchError ConfigError CorruptFileError Decision DiskFullError EngineError
+EngineUnreachableError ExpectationError FormatVersionError GenerationError Key KeyNameError MatchLevel
+MismatchError MissingDependencyError Mode NoStepError NotATapeError OnError OnMiss Overwrite PromptError
+RecordError Recording RolltapeError Settings StageError StaleWeightsError StepExistsError StepMissingError
+StepSelector StorageError Summary Tape TapeClosedError TapeNotFoundError TapeReadOnlyError TooLateError
+UnknownAdapterError UnsupportedValueError WeightsError __version__ deterministic register_adapter
 """.split()
 
-OPTIONAL = {"PIL", "omegaconf", "tensordict", "torch", "transfer_queue", "verl", "yaml"}
+OPTIONAL = {
+    "PIL",
+    "omegaconf",
+    "tensordict",
+    "tokenizers",
+    "torch",
+    "transfer_queue",
+    "transformers",
+    "verl",
+    "yaml",
+}
 """What a module of ours may need that is not installed in every stack."""
 
 STACK = os.environ.get("ROLLTAPE_STACK", "core")

@@ -32,8 +32,14 @@ STACKS = {
     "light": ("light",),
     "core": ("torch", "core"),
     "verl": ("torch", "verl"),
+    "trl": ("torch", "trl"),
+    "engines": ("torch", "engines", "engines-nodeps"),
+    "viewer": ("torch", "viewer"),
 }
-"""Stack -> its files in requirements/, in install order. Each also constrains the installs of the others."""
+"""Stack -> its files in requirements/, in install order. Each also constrains the installs of the others.
+
+What a file named `…-nodeps` lists is installed without what it declares to need.
+"""
 
 PROBE = """
 import json, os, sys, sysconfig, venv
@@ -161,7 +167,8 @@ def _build(stack: str, python: Interpreter, env: Path) -> None:
     for file in files:
         constraints = [arg for other in files if other != file for arg in ("-c", str(other))]
         with phase(f"{stack}: installing requirements/{file.name}"):
-            _run([*pip, "install", "--no-input", "-r", str(file), *constraints])
+            alone = ["--no-deps"] if file.stem.endswith("-nodeps") else []
+            _run([*pip, "install", "--no-input", *alone, "-r", str(file), *constraints])
 
 
 def _has_ensurepip(python: Interpreter) -> bool:

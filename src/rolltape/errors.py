@@ -22,6 +22,12 @@
     ├── MismatchError          (ValueError)          fingerprint parts differ between recording and replay
     ├── RecordError            (RuntimeError)        a recording failed in the background
     ├── TooLateError           (RuntimeError)        determinism was asked for after it could be had
+    ├── PromptError            (ValueError)          a prompt no engine could take; names it and the field
+    ├── EngineError            (RuntimeError)        an engine or its server failed, or cannot do this
+    │   └── EngineUnreachableError (ConnectionError) its server is down, too slow, or dropped the connection
+    ├── GenerationError        (RuntimeError)        some prompts failed; carries what the others gave
+    ├── WeightsError           (ValueError)          weights that do not fit the engine; names the tensor
+    ├── StaleWeightsError      (RuntimeError)        the engine's weights are too old: ``max_staleness``
     └── MissingDependencyError (ImportError)         an optional package is needed; says which extra
 
 Each also inherits the built-in error people would catch. A message says what happened, where,
@@ -31,7 +37,7 @@ what the likely causes are, and what to do next.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
@@ -39,16 +45,21 @@ __all__ = [
     "ConfigError",
     "CorruptFileError",
     "DiskFullError",
+    "EngineError",
+    "EngineUnreachableError",
     "ExpectationError",
     "FormatVersionError",
+    "GenerationError",
     "KeyNameError",
     "MismatchError",
     "MissingDependencyError",
     "NoStepError",
     "NotATapeError",
+    "PromptError",
     "RecordError",
     "RolltapeError",
     "StageError",
+    "StaleWeightsError",
     "StepExistsError",
     "StepMissingError",
     "StorageError",
@@ -58,6 +69,7 @@ __all__ = [
     "TooLateError",
     "UnknownAdapterError",
     "UnsupportedValueError",
+    "WeightsError",
 ]
 
 
@@ -208,6 +220,49 @@ class RecordError(RolltapeError, RuntimeError):
 
 class TooLateError(RolltapeError, RuntimeError):
     """A library has read its switches already; setting them now would change nothing."""
+
+
+class PromptError(RolltapeError, ValueError):
+    """A prompt is one that the engine cannot take; the message names its position and the field."""
+
+
+class EngineError(RolltapeError, RuntimeError):
+    """An engine, or the server behind it, failed or cannot do what was asked."""
+
+
+class EngineUnreachableError(EngineError, ConnectionError):
+    """The server behind an engine is down, too slow, or dropped the connection."""
+
+
+class GenerationError(RolltapeError, RuntimeError):
+    """Some prompts failed. What the others gave is in ``rollout``, so that only the rest has to run again."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: object = None,
+        causes: Sequence[str] = (),
+        hint: str | None = None,
+        rollout: Any = None,
+        failures: Mapping[int, Exception] | None = None,
+        prompts: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(what, where=where, causes=causes, hint=hint)
+        self.rollout = rollout
+        """The completions of every prompt that did not fail: a ``Rollout``."""
+        self.failures = dict(failures or {})
+        """The error of each prompt that failed, by its position."""
+        self.prompts = list(prompts)
+        """Those prompts, with their uids: generate again with them, then ``Rollout.join``."""
+
+
+class WeightsError(RolltapeError, ValueError):
+    """Weights do not fit the engine's model; the message names the tensor. Nothing was changed."""
+
+
+class StaleWeightsError(RolltapeError, RuntimeError):
+    """The engine's weights are further behind the trainer's than ``max_staleness`` allows."""
 
 
 class MissingDependencyError(RolltapeError, ImportError):

@@ -36,6 +36,7 @@ _TENSORDICTS = "rolltape.batch.tensordicts"
 _IMAGES = "rolltape.batch.images"
 _VERL = "rolltape.integrations.verl.adapters"
 _ROLL = "rolltape.integrations.roll.dataproto"
+_ENGINES = "rolltape.engines.rollout"
 _LAZY_TYPES = {
     "tensordict._td.TensorDict": _TENSORDICTS,
     "tensordict._lazy.LazyStackedTensorDict": _TENSORDICTS,
@@ -46,7 +47,9 @@ _LAZY_TYPES = {
     "roll.distributed.scheduler.protocol.DataProto": _ROLL,
 }
 # The first part of an adapter's name, as tapes have it -> the same modules.
-_LAZY_NAMES = {"tensordict": _TENSORDICTS, "pil": _IMAGES, "verl": _VERL, "roll": _ROLL}
+_LAZY_NAMES = {
+    "tensordict": _TENSORDICTS, "pil": _IMAGES, "verl": _VERL, "roll": _ROLL, "engines": _ENGINES,
+}  # fmt: skip
 
 _by_name: dict[str, Adapter] = {}
 _by_type: dict[str, Adapter] = {}
@@ -203,6 +206,8 @@ def _enclosed(function: Callable[..., Any]) -> Iterator[Any]:
 
 def class_named(name: str) -> type:
     """The class that a tape names, if this process knows it."""
+    if name not in _classes and name.startswith("engines."):
+        importlib.import_module(_ENGINES)
     try:
         return _classes[name]
     except KeyError:

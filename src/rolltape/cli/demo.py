@@ -1,196 +1,268 @@
-"""``rolltape demo``: record a small training run, replay it bit for bit, find a planted bug.
+"""``rolltape demo``: train a language model, replay the training, change it, break it and be told where.
 
 Every number it shows was measured in that very run.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shlex
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
+from rich.console import Group
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from rolltape.cli import demo_model as model
 from rolltape.cli.arguments import TapePath
 from rolltape.cli.output import Exit, Screen, counted, new_table, seconds
 from rolltape.cli.visible import shown
-from rolltape.policy import Mode
-from rolltape.settings import Settings
-from rolltape.tape import Tape
-from rolltape.tape.summary import Summary, amount
+from rolltape.errors import MissingDependencyError, StepExistsError
+from rolltape.tape.summary import amount
 
-BUG = "mask[:, 6:] = 0"
+if TYPE_CHECKING:
+    from rolltape.demo.acts import Act, Story
+    from rolltape.examples.grpo.train import Step
 
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What came out of one training run."""
-
-    metrics: list[dict[str, float]]
-    weights: str
-    """A hash of their bits."""
-    seconds: float
-    summary: Summary
+BARS = "▁▂▃▄▅▆▇█"
+MANY = 10_000
+"""Steps between floats that are no longer worth counting."""
 
 
-def train(
-    tape: Tape, steps: int, generate: Callable[..., Any], *, bug: bool = False, tell: Any = None
-) -> Run:
-    """The training loop, written as a user of Rolltape would: one stage, one step, one log."""
-    started = time.perf_counter()
-    policy = model.Policy.fresh()
-    rng = np.random.default_rng(1)
-    metrics: list[dict[str, float]] = []
-
-    @tape.stage("rollout", inputs=True)
-    def rollout(prompts: model.Array) -> Any:
-        return generate(policy, prompts, rng)
-
-    for step in range(steps):
-        with tape.step(step):
-            batch = rollout(model.curriculum(step))
-            metrics.append(model.train_on(policy, batch, bug=bug))
-            tape.log(metrics[-1])
-        if tell is not None:
-            tell(step, metrics[-1])
-    summary = tape.close()
-    return Run(metrics, policy.digest(), time.perf_counter() - started, summary)
-
-
-def forbidden(*args: Any) -> Any:
-    """Stands where generation was."""
-    raise RuntimeError("generation was called during replay")
-
-
-def first_difference(one: list[dict[str, float]], other: list[dict[str, float]]) -> int | None:
-    """The first step whose metrics differ in any bit; None if there is none."""
-    for step, (a, b) in enumerate(zip(one, other, strict=True)):
-        if {name: value.hex() for name, value in a.items()} != {
-            name: value.hex() for name, value in b.items()
-        }:
-            return step
-    return None
-
-
-@click.command("demo", short_help="Record, replay and debug a small training run.")
+@click.command("demo", short_help="Watch a training run being recorded, replayed, changed and broken.")
 @click.option(
-    "--dir", "directory", type=TapePath(), help="Where to put the tape (default: a new temporary folder)."
+    "--dir", "directory", type=TapePath(), help="Where to put the tapes (default: a new temporary folder)."
 )
 @click.option(
-    "--steps", type=click.IntRange(min=2, max=500), default=40, show_default=True, help="Steps to train."
+    "--steps", type=click.IntRange(min=4, max=500), default=40, show_default=True, help="Steps to train."
 )
 def command(directory: str | None, steps: int) -> Exit:
-    """Train a tiny policy with numpy while recording, replay it without generating, then find a bug.
+    """Train a small language model by RL on the CPU, recorded; replay it without generating a token.
 
-    Takes a few seconds; needs no GPU and no torch.
+    Then replay it with packed sequences, and with a bug, and see what each changes. Needs torch and
+    transformers.
     """
-    where = os.path.abspath(directory or tempfile.mkdtemp(prefix="rolltape-demo-"))
+    folder = Path(os.path.abspath(directory or tempfile.mkdtemp(prefix="rolltape-demo-")))
+    story = _story(folder, steps)
     screen = Screen()
-    recorded = act_1(screen, where, steps)
-    same = act_2(screen, where, recorded)
-    act_3(screen, where, recorded)
-    _print_next(screen, where, steps)
-    return Exit.CLEAN if same else Exit.FINDINGS
+    with _quiet():
+        recorded = act_1(screen, story)
+        replayed = act_2(screen, story, recorded)
+        packed = act_3(screen, story)
+        broken = act_4(screen, story)
+    from rolltape.demo.page import write_page
+
+    page = write_page(story, [recorded, replayed, packed, broken])
+    _print_next(screen, story, page)
+    found = broken.comparison is not None and broken.comparison.first is not None
+    same = replayed.result.weights == recorded.result.weights
+    return Exit.CLEAN if same and found else Exit.FINDINGS
 
 
-def act_1(screen: Screen, where: str, steps: int) -> Run:
-    """Record."""
-    samples = len(model.curriculum(0)) * model.GROUP
-    _title(screen, "Act 1: record", f"{steps} steps of policy-gradient training on a counting task")
-    screen.print(f"  {samples} responses a step, sampled token by token; one line of code records them")
-    every = max(steps // 8, 1)
-
-    def tell(step: int, metrics: dict[str, float]) -> None:
-        if step % every == 0 or step == steps - 1:
-            bar = Text("█" * round(20 * metrics["reward"]), style="green")
-            screen.print(Text(f"  step {step:>3}  reward {metrics['reward']:.2f}  ") + bar)
-
-    with Tape(settings=Settings(dir=where, mode=Mode.RECORD)) as tape:
-        run = train(tape, steps, model.generate, tell=tell)
-    live = run.summary.seconds_live
-    size = amount(run.summary.bytes_written)
-    screen.print(f"  took {seconds(run.seconds)}, of which generation {seconds(live)}; the tape has {size}")
-    return run
+def _story(folder: Path, steps: int) -> Story:
+    try:
+        from rolltape.demo.acts import Story
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"the demo trains a language model and needs {error.name}, which is not installed",
+            hint='pip install "rolltape[transformers]"',
+        ) from error
+    story = Story(folder, steps)
+    if story.base.exists():
+        raise StepExistsError(
+            "there is a demo here already", where=str(folder), hint="give another --dir, or remove it"
+        )
+    return story
 
 
-def act_2(screen: Screen, where: str, recorded: Run) -> bool:
+def act_1(screen: Screen, story: Story) -> Act:
+    """Train and record."""
+    options = story.options
+    what = f"GRPO on a small language model: {options.steps} steps, {options.prompts} prompts × {options.n}"
+    _title(screen, "Act 1 · record", what)
+    _say(screen, "the task: go on from a letter, each letter later in the alphabet than the one before")
+    with _following(screen, options.steps) as follow:
+        act = story.record(follow)
+    rewards = [step.reward for step in act.result.steps]
+    _say(screen, f"reward {_mean(rewards[:4]):.2f} → {_mean(rewards[-4:]):.2f}   {_spark(rewards)}")
+    live = _generation(story)
+    _say(
+        screen,
+        f"took {seconds(act.seconds)}, of which {seconds(live)} generating; "
+        f"the tape has {amount(act.summary.bytes_written)}",
+    )
+    return act
+
+
+def act_2(screen: Screen, story: Story, recorded: Act) -> Act:
     """Replay, and compare every bit."""
-    _title(screen, "Act 2: replay", "the same training; generate() now raises an error if it is called")
-    steps = len(recorded.metrics)
-    with Tape(settings=Settings(dir=where, mode=Mode.REPLAY)) as tape:
-        run = train(tape, steps, forbidden)
-    faster = recorded.seconds / run.seconds
-    screen.print(
-        f"  took {seconds(run.seconds)} instead of {seconds(recorded.seconds)}: {faster:.1f} times as fast"
+    _title(screen, "Act 2 · replay", "the same training from the tape; starting an engine is an error now")
+    with _following(screen, story.options.steps) as follow:
+        act = story.replay(follow)
+    live = _generation(story)
+    spent = max(live - act.summary.seconds_saved, 0.0)
+    _say(
+        screen,
+        f"took {seconds(act.seconds)} instead of {seconds(recorded.seconds)}; "
+        f"rollouts in {seconds(spent)} instead of {seconds(live)}: {live / max(spent, 1e-9):,.0f}× as fast",
     )
-    differs = first_difference(recorded.metrics, run.metrics)
-    equal = steps if differs is None else differs
-    names = ", ".join(recorded.metrics[0])
-    _verdict(screen, differs is None, f"{equal} of {steps} steps have the same {names}, bit for bit")
-    same = run.weights == recorded.weights
+    same = act.result.weights == recorded.result.weights
     _verdict(
-        screen, same, f"final weights: sha256 {recorded.weights[:12]}… recorded, {run.weights[:12]}… replayed"
+        screen, same, f"weights {recorded.result.weights[:16]} recorded, {act.result.weights[:16]} replayed"
     )
-    return same and differs is None
+    bits = act.comparison is not None and not act.comparison.verdict
+    entries = 0 if act.comparison is None else len(act.comparison.entries)
+    _verdict(
+        screen, bits, f"{counted(entries, 'column and metric', 'columns and metrics')} compared, bit for bit"
+    )
+    return act
 
 
-def act_3(screen: Screen, where: str, recorded: Run) -> None:
-    """Plant a bug, and find the first step that it changes."""
-    _title(screen, "Act 3: a bug", "someone adds one line to the trainer: ")
-    screen.print(
-        Text(f"      {BUG}", style="yellow") + Text("   # drop what lies past the sixth token", style="dim")
+def act_3(screen: Screen, story: Story) -> Act:
+    """Change the layout."""
+    _title(screen, "Act 3 · a change", "samples packed into one row instead of padded, the rest as it was")
+    with _following(screen, story.options.steps) as follow:
+        act = story.pack(follow)
+    _differences(screen, act)
+    assert act.comparison is not None
+    clean = act.comparison.verdict.clean
+    word = "nothing beyond what adding up in another order does" if clean else "more than rounding"
+    _verdict(screen, clean, word, ("rounding", "DIFFERENT"))
+    return act
+
+
+def act_4(screen: Screen, story: Story) -> Act:
+    """Plant a bug and be told where it is."""
+    from rolltape.demo.acts import RIGHT, WRONG
+
+    _title(screen, "Act 4 · a bug", "someone edits one line of the loss:")
+    screen.print(Text(f"  - {RIGHT}", style="red"))
+    screen.print(Text(f"  + {WRONG}", style="green"))
+    with _following(screen, story.options.steps) as follow:
+        act = story.break_it(follow)
+    _differences(screen, act)
+    told = story.report(act)
+    screen.print(Padding(Text(told.sentence, style="bold red"), (0, 2), expand=False))
+    for cause in told.causes[:1]:
+        _say(screen, f"likely cause: {cause.text}")
+    return act
+
+
+def _differences(screen: Screen, act: Act) -> None:
+    """The worst of every stage that was computed anew."""
+    from rolltape.verify.entries import worst_of
+
+    assert act.comparison is not None
+    table = new_table(
+        "  stage", "what", "verdict", "largest error", "in steps of its dtype", right=("largest error",)
     )
-    with Tape(settings=Settings(dir=where, mode=Mode.REPLAY)) as tape:
-        on_tape = tape.metrics()
-        run = train(tape, len(recorded.metrics), forbidden, bug=True)
-    metrics = [on_tape[step] for step in range(len(run.metrics))]
-    step = first_difference(metrics, run.metrics)
-    if step is None:
-        screen.print("  no step differs: in so few steps no response grew that long")
-        return
-    screen.print(f"  {counted(step, 'step')} as recorded, then the first difference, at step {step}:")
-    table = new_table("", "on the tape", "now", right=("on the tape", "now"))
-    for name, value in metrics[step].items():
-        style = "" if value == run.metrics[step][name] else "red"
-        table.add_row(f"  {name}", repr(value), Text(repr(run.metrics[step][name]), style=style))
+    for entries in act.comparison.by_key().values():
+        worst = worst_of(entries)
+        if worst.difference is None or worst.name in ("uid", "index"):
+            continue
+        style = "green" if worst.verdict.clean else "bold red"
+        error, ulp = worst.difference.max_abs, worst.difference.max_ulp
+        steps = f"{ulp:,} {worst.difference.dtype} ULP, " if ulp < MANY else ""
+        place = f"{steps}at step {worst.step}" if error else ""
+        largest = f"{error:.1e}" if error else "0"
+        table.add_row(f"  {worst.stage}", worst.name, Text(str(worst.verdict), style), largest, place)
     screen.print(table)
-    counts = [long_responses(where, number) for number in range(step + 1)]
-    before = f"{sum(counts[:-1])} in the steps before"
-    screen.print(f"  why there: it has {counted(counts[-1], 'response')} longer than six tokens; {before}")
 
 
-def long_responses(where: str, step: int) -> int:
-    """How many responses of a step the planted bug cuts short: of the recording, one column is read."""
-    with Tape(settings=Settings(dir=where, mode=Mode.REPLAY)) as tape:
-        mask = tape.recording(step).batch(["response_mask"])["response_mask"]
-    return int((mask.sum(axis=1) > 6).sum())
+def _generation(story: Story) -> float:
+    """What generating took in the recorded run, as its recordings say."""
+    from rolltape.tape import Tape
+
+    tape = Tape(story.base, mode="replay")
+    return sum(float(one.about["live_seconds"]) for one in tape.recordings(stage="rollout"))
+
+
+@contextlib.contextmanager
+def _following(screen: Screen, steps: int) -> Iterator[Callable[[Step], None]]:
+    """A progress bar with the reward so far, where somebody looks."""
+    if not screen.is_terminal:
+        yield lambda step: None
+        return
+    bar = Progress(
+        TextColumn("  step {task.completed:>3.0f}/{task.total:.0f}"), BarColumn(30), TimeElapsedColumn(),
+        console=screen,
+    )  # fmt: skip
+    task = bar.add_task("", total=steps)
+    rewards: list[float] = []
+    with Live(bar, console=screen, transient=True, refresh_per_second=8) as live:
+
+        def follow(step: Step) -> None:
+            rewards.append(step.reward)
+            bar.advance(task)
+            line = f"  reward {step.reward:.2f}  loss {step.loss:+.4f}  grad norm {step.grad_norm:.3f}  "
+            live.update(Group(bar, Text(line + _spark(rewards), style="green")))
+
+        yield follow
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the notes of the libraries, which the reader cannot do anything about."""
+    logger = logging.getLogger("rolltape")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+def _spark(values: list[float], width: int = 40) -> str:
+    """A curve in one line."""
+    if len(values) > width:
+        edges = [round(at * len(values) / width) for at in range(width + 1)]
+        values = [_mean(values[a:b]) for a, b in pairwise(edges)]
+    low, high = min(values), max(values)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in values)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _title(screen: Screen, name: str, what: str) -> None:
-    screen.print(Text.assemble(("\n" + name, "bold cyan"), "  ", what))
+    screen.print(Text.assemble(("\n" + name, "bold cyan"), "   ", what))
 
 
-def _verdict(screen: Screen, good: bool, what: str) -> None:
-    screen.print(
-        Text.assemble("  ", ("identical", "green") if good else ("DIFFERENT", "bold red"), "  ", what)
-    )
+def _say(screen: Screen, text: Any) -> None:
+    screen.print(Padding(Text(text), (0, 2), expand=False))
 
 
-def _print_next(screen: Screen, where: str, steps: int) -> None:
-    screen.print(Text("\nNow look at the tape:", style="bold"))
+def _verdict(
+    screen: Screen, good: bool, what: str, words: tuple[str, str] = ("identical", "DIFFERENT")
+) -> None:
+    word = Text(words[0], "bold green") if good else Text(words[1], "bold red")
+    screen.print(Padding(Text.assemble(word, "   ", what), (0, 2), expand=False))
+
+
+def _print_next(screen: Screen, story: Story, page: Path) -> None:
+    screen.print(Text("\nThe tapes are here, with a page about this run:", style="bold"))
+    screen.print(shown(f"  {story.folder}\n  {page}", lines=True), soft_wrap=True)
+    screen.print(Text("Type next:", style="bold"))
     if (alias := _alias()) is not None:
         screen.print(shown(f"  {alias}"), soft_wrap=True)
-    tape = shlex.quote(where)
-    for rest in (f"ls {tape}", f"show {tape} {steps - 1} --samples 0,8", f"check {tape}"):
+    base, broken = shlex.quote(str(story.base)), shlex.quote(str(story.folder / "broken"))
+    last = story.options.steps - 1
+    for rest in (f"ls {base}", f"show {base} {last} --samples 0,8", f"diff {base} {broken}"):
         screen.print(shown(f"  rolltape {rest}"), soft_wrap=True)
 
 

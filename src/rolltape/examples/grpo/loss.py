@@ -27,16 +27,14 @@ def log_probs(model: Any, micro: Micro, samples: Sequence[Sample]) -> list[torch
     logits = model(
         input_ids=micro.tokens, position_ids=micro.positions, attention_mask=micro.mask
     ).logits.float()
-    found = []
-    for row, (line, start) in zip(micro.rows, micro.places, strict=True):
-        picked = logits[line, response_places(samples[row], start)].log_softmax(-1)
-        found.append(picked.gather(-1, torch.from_numpy(samples[row].response)[:, None])[:, 0])
-    return found
+    # Each place predicts the token after it.
+    following = logits[:, :-1].log_softmax(-1).gather(-1, micro.tokens[:, 1:, None])[..., 0]
+    places = zip(micro.rows, micro.places, strict=True)
+    return [following[line, response_mask(samples[row], start)] for row, (line, start) in places]
 
 
-def response_places(sample: Sample, start: int) -> slice:
-    """Where the logits of the response are, for a sample that begins at ``start``: a token is predicted one
-    place before its own."""
+def response_mask(sample: Sample, start: int) -> slice:
+    """The places that predict the response, for a sample that begins at ``start`` of its row."""
     return slice(start + sample.prompt - 1, start + len(sample.tokens) - 1)
 
 

@@ -71,20 +71,20 @@ class Result:
 
 
 def train(
-    options: Options, tape: rolltape.Tape, on_step: Callable[[Step], None] = lambda step: None
+    options: Options,
+    tape: rolltape.Tape,
+    on_step: Callable[[Step], None] = lambda step: None,
+    start_engine: Callable[[], Engine] | None = None,
 ) -> Result:
     """Train from random weights for ``options.steps`` steps."""
     world = World()
-    tokenizer = make_tokenizer()
     model, reference = make_model(options.seed), make_model(options.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0)
     stages = Stages(tape, options, model, reference, world)
-
-    def start_engine() -> Engine:
-        twin = make_model(options.seed)
-        return TransformersEngine(twin, tokenizer)
-
-    engine = tape.engine(start_engine)
+    # A function, not an engine: where every rollout is on the tape, no engine is ever started.
+    engine = tape.engine(
+        start_engine or (lambda: TransformersEngine(make_model(options.seed), make_tokenizer()))
+    )
     done = []
     for step in range(options.steps):
         with tape.step(step):

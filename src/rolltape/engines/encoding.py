@@ -1,0 +1,93 @@
+"""Prompts to token ids, with the tokenizer of the model; refuses what the model cannot take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rolltape.engines.prompt import Prompt, empty
+from rolltape.engines.sampling import SamplingParams
+from rolltape.errors import ConfigError, PromptError
+
+
+def encode(prompt: Prompt, tokenizer: Any, position: int = 0) -> list[int]:
+    """The token ids of a prompt without images. ``position`` is for the messages of errors."""
+    if prompt.token_ids is not None:
+        return list(prompt.token_ids)
+    if tokenizer is None:
+        raise PromptError(
+            f"prompt {position} is {prompt.kind} and the engine has no tokenizer",
+            where=f"prompts[{position}].{prompt.kind}",
+            hint="pass tokenizer= to the engine, or token ids as prompts",
+        )
+    ids = tokenizer(render(prompt, tokenizer, position), add_special_tokens=prompt.messages is None)[
+        "input_ids"
+    ]
+    if not ids:
+        raise empty(position, prompt.kind)
+    return list(ids)
+
+
+def render(prompt: Prompt, tokenizer: Any, position: int = 0) -> str:
+    """The text of a prompt as the model reads it; ``tokenizer`` may be a processor."""
+    if prompt.messages is None:
+        return str(prompt.text)
+    if not getattr(tokenizer, "chat_template", None):
+        raise PromptError(
+            f"prompt {position} is a chat and the model has no chat template",
+            where=f"prompts[{position}].messages",
+            causes=["it is a base model, or its tokenizer was saved without the template"],
+            hint="set tokenizer.chat_template, or pass text or token ids",
+        )
+    text = tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)
+    return str(text)
+
+
+def check_text_only(prompts: Sequence[Prompt], model: str) -> None:
+    """Refuse images and videos, for a model that cannot see them."""
+    for position, prompt in enumerate(prompts):
+        for field in ("images", "videos"):
+            if getattr(prompt, field):
+                raise PromptError(
+                    f"prompt {position} has {field} and {model} takes text only",
+                    where=f"prompts[{position}].{field}",
+                    hint="use a vision-language model, and give the engine its processor",
+                )
+
+
+def check_ids(ids: Sequence[int], position: int, *, vocab_size: int | None, context: int | None) -> None:
+    """Refuse ids that the model does not have, and prompts that leave no room for an answer."""
+    if vocab_size is not None:
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise PromptError(
+                    f"prompt {position} has the token id {token} and the model has {vocab_size} tokens",
+                    where=f"prompts[{position}].token_ids",
+                    causes=["the ids come from the tokenizer of another model"],
+                )
+    if context is not None and len(ids) >= context:
+        raise PromptError(
+            f"prompt {position} has {len(ids)} tokens and the context of the model is {context}",
+            where=f"prompts[{position}]",
+            hint=f"shorten it to less than {context} tokens, which leaves room for the response",
+        )
+
+
+def check_stops(params: SamplingParams, vocab_size: int | None) -> None:
+    """Refuse stop tokens that the model cannot produce."""
+    for token in params.stop_token_ids:
+        if vocab_size is not None and token >= vocab_size:
+            raise ConfigError(
+                f"stop_token_ids has {token} and the model has {vocab_size} tokens: nothing would stop there",
+                where="SamplingParams.stop_token_ids",
+            )
+
+
+def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The text before the first stop text in it, and whether there is one.
+
+    >>> cut_at_stop("4. Next", [". ", "!"])
+    ('4', True)
+    """
+    found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
+    return (text[: min(found)], True) if found else (text, False)

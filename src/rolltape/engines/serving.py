@@ -1,0 +1,191 @@
+"""``Server``: JSON over HTTP to an inference server, asked again where that can help; failures as errors.
+
+Knows nothing of any server's dialect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rolltape.engines.libraries import library
+from rolltape.engines.retrying import AGAIN, parse_retry_after, wait_before
+from rolltape.errors import ConfigError, EngineError, EngineUnreachableError, PromptError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """Of one attempt."""
+
+    answer: Any = None
+    failure: EngineError | PromptError | None = None
+    again: bool = False
+    """Whether another attempt may help."""
+    retry_after: float | None = None
+    lost: bool = False
+    """Whether the connection broke: another server may be there next time."""
+
+
+class Server:
+    """A base address with its connections. Thread-safe."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        concurrency: int = 64,
+        timeout: float = 600.0,
+        connect_timeout: float = 10.0,
+        retries: int = 8,
+        before_retry: Callable[[], None] | None = None,
+        extra: str,
+    ) -> None:
+        """``timeout`` is for an answer. ``before_retry`` runs after a lost connection, before it is tried."""
+        if concurrency < 1 or retries < 0 or not timeout > 0:
+            raise ConfigError(
+                f"concurrency={concurrency}, retries={retries}, timeout={timeout} cannot be",
+                hint="at least 1, at least 0, and above 0",
+            )
+        httpx = library("httpx", extra=extra, for_what="an engine behind HTTP")
+        self.url = base_url.rstrip("/").removesuffix("/v1")
+        self.concurrency = concurrency
+        self.timeout = timeout
+        self.retries = retries
+        self._before_retry = before_retry
+        self._closed = threading.Event()
+        self._failures: Any = httpx.TransportError
+        self._slow: Any = httpx.TimeoutException
+        self._client: Any = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(timeout, connect=connect_timeout),
+            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+        )
+
+    def get(self, path: str, *, retry: bool = True) -> Any:
+        """The answer to a question that has no prompt."""
+        return self._ask("GET", path, None, "", retry)
+
+    def post(self, path: str, body: Any = None, *, who: str = "", retry: bool = True) -> Any:
+        """The parsed answer, ``None`` if it is empty. ``who`` is the prompt in the errors: ``prompts[3]``."""
+        return self._ask("POST", path, body, who, retry)
+
+    def has(self, path: str) -> bool:
+        """Whether the server answers there at all."""
+        try:
+            self.get(path)
+        except EngineUnreachableError:
+            raise
+        except EngineError:
+            return False
+        return True
+
+    def each(self, jobs: Sequence[Callable[[], T]]) -> list[T | Exception]:
+        """Run jobs at the same time, as many as ``concurrency`` allows; each one's result or its error."""
+        if not jobs:
+            return []
+        with ThreadPoolExecutor(min(self.concurrency, len(jobs)), thread_name_prefix="rolltape-http") as pool:
+            futures = [pool.submit(job) for job in jobs]
+            try:
+                errors = [future.exception() for future in futures]
+            except BaseException:  # Ctrl-C: what has not begun need not begin
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        results: list[T | Exception] = []
+        for future, error in zip(futures, errors, strict=True):
+            if error is not None and not isinstance(error, Exception):
+                raise error
+            results.append(future.result() if error is None else error)
+        return results
+
+    def close(self) -> None:
+        """Close the connections; whoever waits for another try gives up."""
+        self._closed.set()
+        self._client.close()
+
+    # -- parts -----------------------------------------------------------------------------------------
+
+    def _ask(self, method: str, path: str, body: Any, who: str, retry: bool) -> Any:
+        attempt = 0
+        while True:
+            outcome = self._try(method, path, body, who)
+            if outcome.failure is None:
+                return outcome.answer
+            if not (retry and outcome.again) or attempt >= self.retries:
+                raise outcome.failure
+            attempt += 1
+            if self._closed.wait(wait_before(attempt, outcome.retry_after, random.random)):
+                raise outcome.failure
+            if outcome.lost and self._before_retry is not None:
+                with contextlib.suppress(EngineUnreachableError):  # then this attempt fails too
+                    self._before_retry()
+
+    def _try(self, method: str, path: str, body: Any, who: str) -> _Outcome:
+        try:
+            response = self._client.request(method, path, **({} if body is None else {"json": body}))
+        except self._slow as error:
+            return self._lost(f"did not answer within {self.timeout:g} s", path, who, error)
+        except self._failures as error:
+            return self._lost(f"could not be reached or hung up: {error}", path, who, error)
+        except RuntimeError as error:  # httpx, after close()
+            return _Outcome(failure=EngineError(f"the engine is closed: {error}"))
+        if response.status_code != 200:
+            return _Outcome(
+                failure=self._refused(response, path, who),
+                again=response.status_code in AGAIN,
+                retry_after=parse_retry_after(response.headers.get("retry-after")),
+            )
+        try:
+            return _Outcome(answer=json.loads(response.content) if response.content else None)
+        except ValueError as error:
+            return self._lost(f"sent something that is not JSON: {error}", path, who, error)
+
+    def _lost(self, what: str, path: str, who: str, error: Exception) -> _Outcome:
+        failure = EngineUnreachableError(
+            f"{_for(who)}the server {what}",
+            where=_where(who, f"{self.url}{path}"),
+            causes=[
+                "it is not running, still starting, or was restarted",
+                "it is overloaded",
+                "a wrong base_url",
+            ],
+            hint=f"curl {self.url}/health",
+        )
+        failure.__cause__ = error
+        return _Outcome(failure=failure, again=True, lost=True)
+
+    def _refused(self, response: Any, path: str, who: str) -> EngineError | PromptError:
+        kind = PromptError if who and response.status_code in (400, 413, 422) else EngineError
+        return kind(
+            f"{_for(who)}the server answered {response.status_code}: {_message(response)}",
+            where=_where(who, f"{self.url}{path}"),
+        )
+
+
+def _for(who: str) -> str:
+    return f"prompt {who[len('prompts[') : -1]}: " if who else ""
+
+
+def _where(who: str, address: str) -> str:
+    return f"{who}, {address}" if who else address
+
+
+def _message(response: Any) -> str:
+    """What the server says about it: OpenAI's form, FastAPI's, or the beginning of what it sent."""
+    try:
+        said = response.json()
+    except ValueError:
+        return str(response.text)[:300].strip() or response.reason_phrase
+    if isinstance(said, dict):
+        error = said.get("error", said)
+        said = (error.get("message") or error.get("detail") or error) if isinstance(error, dict) else error
+    return str(said)[:300]

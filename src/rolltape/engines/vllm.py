@@ -1,0 +1,267 @@
+"""``VLLMEngine``: vLLM in this process. Token ids in, ids and log-probs out, weights from the trainer.
+
+vLLM's scheduler and workers run in this process, so that an update is a copy and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rolltape.engines.completion import Completion
+from rolltape.engines.encoding import check_ids, check_stops, check_text_only, encode
+from rolltape.engines.engine import Engine
+from rolltape.engines.libraries import library
+from rolltape.engines.prompt import Prompt
+from rolltape.engines.rollout import Rollout
+from rolltape.engines.sampling import LogprobKind, SamplingParams, seed_for
+from rolltape.engines.skeleton import Skeleton
+from rolltape.engines.vllm_outputs import completions, given_tokens
+from rolltape.errors import ConfigError, EngineError, PromptError
+from rolltape.random_state import capture, restore
+
+if TYPE_CHECKING:
+    from rolltape.engines.completion import Logprobs
+
+COLDEST = 0.01
+"""vLLM samples at this temperature whatever smaller one it is asked for."""
+
+
+class VLLMEngine(Engine):
+    """Samples with vLLM. Options that are not named here go to ``vllm.LLM`` as they are."""
+
+    name = "vllm"
+    _open: weakref.ref[VLLMEngine] | None = None
+    """The one in this process: vLLM's groups belong to the process, and the first engine to end ends them."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        logprobs: LogprobKind | str = LogprobKind.RAW,
+        weights_version: int = 0,
+        max_staleness: int | None = None,
+        **options: Any,
+    ) -> None:
+        """``model`` is a path or a name of the hub. ``logprobs``: the kind that this engine gives; vLLM
+        computes one kind for all requests."""
+        super().__init__(weights_version=weights_version, max_staleness=max_staleness)
+        self._vllm = library("vllm", extra="vllm", for_what="VLLMEngine")
+        self._kind = LogprobKind.parse(logprobs)
+        self.llm: Any = None
+        if "logprobs_mode" in options:
+            raise ConfigError(
+                "logprobs_mode is vLLM's name for logprobs=", hint='logprobs="raw" or "processed"'
+            )
+        self._refuse_second()
+        with _in_process(), _random_state_kept():
+            self.llm = self._vllm.LLM(os.fspath(model), logprobs_mode=f"{self._kind}_logprobs", **options)
+        self.version = str(self._vllm.__version__)
+        self.tokenizer = self.llm.get_tokenizer()
+        config = self.llm.model_config
+        self.vocab_size = int(config.get_vocab_size())
+        self.context_length = int(config.max_model_len)
+        self._skeleton: Skeleton | None = None
+        self._broken: Exception | None = None
+        VLLMEngine._open = weakref.ref(self)
+
+    def score(
+        self, rollout: Rollout, *, temperature: float = 1.0, token_budget: int | None = None
+    ) -> list[Logprobs]:
+        """The log-probs of the response tokens under the engine's present weights, read as prompts.
+
+        vLLM batches by its own budget, ``max_num_batched_tokens``; at other temperatures it cannot score.
+        """
+        if temperature != 1:
+            raise EngineError(
+                f"vLLM scores at temperature 1 only, not at {temperature}", hint="score with the model itself"
+            )
+        check_text_only(rollout.prompts, "scoring with vLLM")
+        self._refuse_broken()
+        rows = [row for row in range(len(rollout)) if len(rollout.response_ids[row])]
+        whole = [
+            np.concatenate([rollout.prompt_ids[row], rollout.response_ids[row]]).tolist() for row in rows
+        ]
+        # The last token is asked for as the next one: a response may fill the context to its end.
+        asked = [
+            self._vllm.SamplingParams(
+                max_tokens=1, prompt_logprobs=0, logprobs=1, logprob_token_ids=[ids[-1]],
+                flat_logprobs=True, detokenize=False,
+            )
+            for ids in whole
+        ]  # fmt: skip
+        prompts = [{"prompt_token_ids": ids[:-1]} for ids in whole]
+        scored = [np.empty(0, np.float32)] * len(rollout)
+        outputs = self.llm.generate(prompts, asked, use_tqdm=False) if prompts else []
+        for row, ids, output in zip(rows, whole, outputs, strict=True):
+            scored[row] = given_tokens(output, ids)[len(rollout.prompt_ids[row]) - 1 :]
+        return scored
+
+    def close(self) -> None:
+        """Stop vLLM and give its memory back."""
+        if self.llm is not None:
+            self.llm.llm_engine.engine_core.shutdown()
+            self.llm = None
+
+    # -- generation ------------------------------------------------------------------------------------
+
+    def _complete(
+        self, prompts: list[Prompt], params: SamplingParams
+    ) -> Sequence[Sequence[Completion] | Exception]:
+        self._refuse_broken()
+        self._check(prompts, params)
+        inputs = [self._input(prompt, position) for position, prompt in enumerate(prompts)]
+        self._enqueue(inputs, [self._params(prompt, params) for prompt in prompts])
+        try:
+            outputs = self.llm.wait_for_completion(use_tqdm=False)
+        except Exception as error:  # nothing of a step that failed can be told apart: all of it is lost
+            self._broken = error
+            return [_failed(position, error) for position in range(len(prompts))]
+        return [
+            completions(output, params, position, self.tokenizer, self.weights_version)
+            for position, output in enumerate(outputs)
+        ]
+
+    def _check(self, prompts: list[Prompt], params: SamplingParams) -> None:
+        config = self.llm.model_config
+        check_stops(params, self.vocab_size)
+        if not config.is_multimodal_model:
+            check_text_only(prompts, f"the model {config.model}")
+        if params.logprobs is not self._kind and not (params.is_plain or params.is_greedy):
+            raise EngineError(
+                f"this engine gives {self._kind} log-probs and {params.logprobs} ones were asked for",
+                where="SamplingParams.logprobs",
+                hint=f'VLLMEngine(…, logprobs="{params.logprobs}")',
+            )
+        if 0 < params.temperature < COLDEST:
+            raise EngineError(
+                f"vLLM would sample at temperature {COLDEST} instead of {params.temperature}",
+                where="SamplingParams.temperature",
+                hint=f"0 is greedy; else at least {COLDEST}",
+            )
+        if params.top_logprobs > config.max_logprobs >= 0:
+            raise EngineError(
+                f"top_logprobs={params.top_logprobs} and this engine gives at most {config.max_logprobs}",
+                where="SamplingParams.top_logprobs",
+                hint=f"VLLMEngine(…, max_logprobs={params.top_logprobs})",
+            )
+
+    def _input(self, prompt: Prompt, position: int) -> dict[str, Any]:
+        ids = encode(prompt, self.tokenizer, position)
+        check_ids(ids, position, vocab_size=self.vocab_size, context=self.context_length)
+        media = {
+            kind: list(given) for kind, given in (("image", prompt.images), ("video", prompt.videos)) if given
+        }
+        return {"prompt_token_ids": ids, **({"multi_modal_data": media} if media else {})}
+
+    def _params(self, prompt: Prompt, params: SamplingParams) -> Any:
+        return self._vllm.SamplingParams(
+            n=params.n,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            max_tokens=params.max_tokens,
+            min_tokens=params.min_tokens,
+            stop=list(params.stop),
+            stop_token_ids=list(params.stop_token_ids),
+            ignore_eos=params.ignore_eos,
+            seed=None if params.seed is None else seed_for(params.seed, str(prompt.uid)),
+            logprobs=params.top_logprobs,
+            flat_logprobs=True,
+            detokenize=bool(params.stop),  # elsewhere the text is made of all tokens at once, which is faster
+        )
+
+    def _enqueue(self, inputs: list[dict[str, Any]], params: list[Any]) -> None:
+        """Hand all prompts over, or none: vLLM sees how long one with images is only here."""
+        added: list[str] = []
+        for position, (prompt, how) in enumerate(zip(inputs, params, strict=True)):
+            try:
+                added += self.llm.enqueue(prompt, how, use_tqdm=False)
+            except ValueError as error:
+                self.llm.llm_engine.abort_request(added, internal=True)
+                raise PromptError(
+                    f"vLLM refuses prompt {position}: {error}", where=f"prompts[{position}]"
+                ) from error
+
+    def _refuse_second(self) -> None:
+        other = None if VLLMEngine._open is None else VLLMEngine._open()
+        if other is not None and other.llm is not None:
+            raise EngineError(
+                "there is a VLLMEngine in this process already, and vLLM can be there only once",
+                hint="close() it, or run them as replicas: RayEngine",
+            )
+
+    def _refuse_broken(self) -> None:
+        if self.llm is None:
+            raise EngineError("the engine is closed")
+        if self._broken is not None:
+            raise EngineError(
+                f"vLLM failed before and cannot go on: {type(self._broken).__name__}: {self._broken}",
+                hint="make a new engine",
+            ) from self._broken
+
+    # -- weights ---------------------------------------------------------------------------------------
+
+    def _load_weights(self, tensors: dict[str, Any], version: int) -> None:
+        self._refuse_broken()
+        config = self.llm.model_config
+        if config.quantization:
+            raise EngineError(
+                f"the engine's model is quantized ({config.quantization}) and takes no plain weights"
+            )
+        if self._skeleton is None:
+            self._skeleton = Skeleton(config.hf_config, config.dtype, extra="vllm")
+        self._skeleton.check(tensors)
+        try:
+            self.llm.collective_rpc(_reload, args=(self._skeleton.whole(tensors),))
+            self.llm.reset_prefix_cache()
+            self.llm.llm_engine.reset_mm_cache()
+        except Exception as error:  # some layers may be new and some old
+            self._broken = error
+            raise EngineError(
+                f"vLLM failed to load weights that fit: {error}", hint="make a new engine"
+            ) from error
+
+
+def _reload(worker: Any, tensors: dict[str, Any]) -> None:
+    worker.reload_weights(weights_iterator=iter(tensors.items()))
+
+
+def _failed(position: int, error: Exception) -> EngineError:
+    failure = EngineError(
+        f"vLLM failed while prompt {position} was running: {type(error).__name__}: {error}",
+        where=f"prompts[{position}]",
+        hint="make a new engine",
+    )
+    failure.__cause__ = error
+    return failure
+
+
+@contextmanager
+def _in_process() -> Iterator[None]:
+    """vLLM reads from the environment alone that it should not start a process of its own."""
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """vLLM seeds the random generators of the process that it runs in, which is the trainer's."""
+    before = capture()
+    try:
+        yield
+    finally:
+        restore(before)

@@ -1,0 +1,36 @@
+"""Only the `engines` stack has transformers, vLLM, Ray and llama.cpp. All of them are real here, on CPU."""
+
+import os
+
+STACK = os.environ.get("ROLLTAPE_STACK", "core")
+collect_ignore_glob = [] if STACK == "engines" else ["*.py"]
+
+if STACK == "engines":
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        RAY_AUTH_MODE="disabled",
+        RAY_USAGE_STATS_ENABLED="0",
+        TOKENIZERS_PARALLELISM="false",
+        VLLM_NO_USAGE_STATS="1",
+    )
+    import pytest
+
+    from tests.engines import models
+
+    @pytest.fixture(scope="session")
+    def tiny_path():
+        """A small Qwen2 with random weights and a chat template, on disk."""
+        return models.tiny_qwen2()
+
+    @pytest.fixture(scope="session")
+    def tiny(tiny_path):
+        from rolltape.engines import TransformersEngine
+
+        return TransformersEngine(tiny_path)
+
+    @pytest.fixture(scope="session")
+    def seeing():
+        """A small LLaVA with random weights."""
+        from rolltape.engines import TransformersEngine
+
+        return TransformersEngine(models.tiny_llava())
