@@ -1,4 +1,4 @@
-"""Where the demo cannot run, it says what is missing. What it shows is tested where it can: tests/trl/test_demo.py."""
+"""Where the demo cannot run, it says what is missing. What it shows is tested in tests/trl/test_demo.py."""
 
 import sys
 

@@ -1,0 +1,10 @@
+"""slime on tapes: a rollout function that records what another returns, and replays it.
+
+    --rollout-function-path rolltape.integrations.slime.generate_rollout
+
+miles, which has grown out of slime, has ``rolltape.integrations.miles.RolloutFn``. See docs/slime.md.
+"""
+
+from rolltape.integrations.slime.rollout import generate_rollout
+
+__all__ = ["generate_rollout"]

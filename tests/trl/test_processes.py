@@ -1,0 +1,88 @@
+"""Two processes under torchrun, each on its own shard; and scripts that know nothing of tapes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rolltape import Tape
+
+TRAINING = Path(__file__).with_name("training.py")
+LAUNCH = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port"]
+
+SCRIPT = """
+import json, sys
+from tests.trl.training import build, run
+
+if "refuse" in sys.argv:
+    import tests.trl.training as training
+    from trl import GRPOTrainer
+    GRPOTrainer._generate_single_turn = training.refuse
+model, folder = sys.argv[1:3]
+found = run(build(model, folder, max_steps=2))
+print(json.dumps([found.weights, found.logs]))
+"""
+
+
+def python(*arguments, **variables) -> subprocess.CompletedProcess:
+    root = str(TRAINING.parents[2])
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), root])
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run([sys.executable, *map(str, arguments)], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done
+
+
+def train_on_two(model, folder, tape, mode, port) -> list[dict]:
+    folder.mkdir()
+    options = {
+        "model": model, "folder": str(folder), "tape": str(tape), "mode": mode, "num_generations": 4,
+        "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_iterations": 2,
+    }  # fmt: skip
+    python(*LAUNCH, port, TRAINING, json.dumps(options))
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture
+def port(unused_tcp_port):
+    return unused_tcp_port
+
+
+def test_two_processes_replay_their_own_shards(model, tmp_path, port) -> None:
+    tape = tmp_path / "tape"
+    recorded = train_on_two(model, tmp_path / "a", tape, "record", port)
+    replayed = train_on_two(model, tmp_path / "b", tape, "replay", port)
+    assert replayed == recorded
+    assert recorded[0]["weights"] == recorded[1]["weights"]
+    shards = [Tape(tape, mode="replay", rank=rank, world_size=2) for rank in (0, 1)]
+    steps = [0, 2, 4, 6]  # each batch is used for two steps
+    samples = [
+        [shard.recording(step).batch().columns["completion_ids"] for step in steps] for shard in shards
+    ]
+    assert samples[0] != samples[1]
+    assert [list(shard.metrics()) for shard in shards] == [list(range(8))] * 2
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_script_runs_unchanged_on_the_tape_of_the_command(model, script, tmp_path) -> None:
+    def run(mode, *extra):
+        command = ["-m", "rolltape", "run", "--mode", mode, "--dir", tmp_path / "tape", "--",
+                   sys.executable, "-m", "rolltape.integrations.trl"]  # fmt: skip
+        done = python(*command, script, model, tmp_path / mode, *extra)
+        return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+    recorded, said = run("record")
+    assert f"TRL's GRPOTrainer uses tape {tmp_path / 'tape'}, mode record" in said
+    replayed, _ = run("replay", "refuse")
+    assert replayed == recorded
