@@ -11,8 +11,8 @@ from typing import Any
 
 from rolltape.batch import register_adapter
 from rolltape.errors import ConfigError
+from rolltape.integrations.position import Positions
 from rolltape.integrations.slime.samples import put_together, take_apart
-from rolltape.integrations.trl.position import Positions
 from rolltape.settings import resolve
 from rolltape.tape import Tape
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rolltape.integrations.trl.position import Positions
+from rolltape.integrations.position import Positions
 from rolltape.tape import Tape
 
 Live = Callable[[], Any]

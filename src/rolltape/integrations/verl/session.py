@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextvars
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rolltape.errors import MismatchError
+from rolltape.integrations import position
 from rolltape.integrations.verl import adapters  # noqa: F401  (registers verl's types)
 from rolltape.integrations.verl.dumps import notice_dumps
 from rolltape.integrations.verl.options import GROUPS, Plan, Wishes
@@ -19,19 +19,11 @@ from rolltape.tape import Tape
 log = logging.getLogger("rolltape")
 
 
-class Position:
-    """A step that a split is at: a context that belongs to the step, for calls that come from anywhere."""
+class Position(position.Position):
+    """A step that a split is at, and how far its calls have come."""
 
-    def __init__(self, tape: Tape, step: int, split: str) -> None:
-        self.step = step
-        self.call = -1
-        """The number of the last call."""
-        with tape.step(step, split=split):
-            self._context = contextvars.copy_context()
-
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function as if inside the step; also at the same time from several threads."""
-        return self._context.copy().run(function, *args)
+    call = -1
+    """The number of the last call."""
 
 
 class Session:
