@@ -1,0 +1,148 @@
+"""The web server: addresses to pages. Names in an address are checked, and never become a path unchecked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+from rolltape.errors import KeyNameError, RolltapeError, StepMissingError
+from rolltape.key import check_name
+from rolltape.steps import as_step
+from rolltape.viewer.charts import summary_charts
+from rolltape.viewer.guard import Guard
+from rolltape.viewer.library import Library
+from rolltape.viewer.needs import missing
+from rolltape.viewer.pages import Page, Pages
+from rolltape.viewer.series import Series
+
+try:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise missing(error, "view") from error
+
+STATIC = {"viewer.css": "text/css", "viewer.js": "text/javascript"}
+
+
+def static(name: str) -> str:
+    """One of our own files."""
+    return resources.files("rolltape.viewer").joinpath("static").joinpath(name).read_text("utf-8")
+
+
+class Viewer:
+    """Answers requests. One page is made at a time: open files are not to be read by two threads."""
+
+    def __init__(self, library: Library, *, follow: bool = False, token: str | None = None) -> None:
+        self._library = library
+        self._pages = Pages(library)
+        self._follow = follow
+        self._lock = threading.Lock()
+        self._series: dict[tuple[int, str, str], Series] = {}
+        self._warm = False
+        self._static = {name: static(name) for name in STATIC}
+        where, named = "{tape:int}", "{split}/{stage}/{step:int}"
+        both = "{left:int}/{right:int}"
+        routes = [
+            Route("/", self._index),
+            Route("/state", self._state),
+            Route("/static/{name}", self._file),
+            Route(f"/t/{where}", self._page(lambda at, q: self._pages.overview(at["tape"], q.get("split")))),
+            Route(f"/t/{where}/{named}", self._page(self._step)),
+            Route(f"/t/{where}/{named}/{{sample:int}}", self._page(lambda at, q: self._pages.sample(**at))),
+            Route(
+                f"/c/{both}",
+                self._page(lambda at, q: self._pages.compare(at["left"], at["right"], q.get("split"))),
+            ),
+            Route(f"/c/{both}/{named}", self._page(lambda at, q: self._pages.compare_step(**at))),
+            Route(
+                f"/c/{both}/{named}/{{sample:int}}",
+                self._page(lambda at, q: self._pages.compare_sample(**at)),
+            ),
+            Route(f"/series/{where}/{{split}}/{{stage}}", self._summaries),
+        ]
+        missing = {404: lambda request, error: self._problem("There is no such page", "", 404)}
+        self.app = Guard(Starlette(routes=routes, exception_handlers=missing), token=token)
+
+    def _page(self, make: Callable[[dict[str, Any], Any], Page]) -> Callable[[Request], Response]:
+        """A route that makes a page of what its address names."""
+
+        def endpoint(request: Request) -> Response:
+            try:
+                at = self._named(request.path_params)
+                with self._lock:
+                    page = make(at, request.query_params)
+                return self._whole(page, 200)
+            except (StepMissingError, KeyNameError, IndexError) as error:
+                return self._problem("This is not on the tape", str(error), 404)
+            except RolltapeError as error:
+                return self._problem("This cannot be shown", str(error), 500)
+
+        return endpoint
+
+    def _named(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The parts of an address, each what it can be; else an error, before any file is touched."""
+        for name in ("split", "stage"):
+            if name in params:
+                check_name(name, params[name])
+        if "step" in params:
+            as_step(params["step"])
+        for name in ("tape", "left", "right"):
+            if name in params and not 0 <= params[name] < len(self._library.tapes):
+                raise IndexError(f"there is no tape {params[name]}; they are numbered from 0")
+        return dict(params)
+
+    def _step(self, at: dict[str, Any], query: Any) -> Page:
+        return self._pages.step(**at, words=query.get("q", ""), regex=query.get("regex") == "1")
+
+    def _index(self, request: Request) -> Response:
+        if len(self._library.tapes) == 1:
+            return RedirectResponse("/t/0", 302)
+        return self._whole(self._pages.index(), 200)
+
+    def _state(self, request: Request) -> Response:
+        with self._lock:
+            return JSONResponse({"version": self._library.version()})
+
+    def _file(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self._static:
+            return self._problem("There is no such page", "", 404)
+        return Response(self._static[name], media_type=STATIC[name])
+
+    def _summaries(self, request: Request) -> Response:
+        try:
+            at = self._named(request.path_params)
+            tape, split, stage = at["tape"], at["split"], at["stage"]
+            with self._lock:
+                own = self._library.stages(tape, split)
+                base = self._library.baseline(tape)
+                listing = own.get(stage) or (
+                    self._library.stages(base, split).get(stage) if base is not None else None
+                )
+                series = self._series.setdefault(
+                    (tape, split, stage), Series(self._library, tape, split, stage)
+                )
+            steps = [] if listing is None else listing.steps
+            known, done = series.advance(steps)
+        except (RolltapeError, IndexError) as error:
+            return self._problem("This is not on the tape", str(error), 404)
+        href = self._pages.url("t", tape, split, stage) + "/{}"
+        charts = [chart.as_json() for chart in summary_charts(known, href)]
+        return JSONResponse({"charts": charts, "known": len(known), "steps": len(steps), "done": done})
+
+    def _whole(self, page: Page, status: int) -> Response:
+        version = self._library.version() if self._follow else ""
+        text = self._pages.frame(
+            "frame.html", title=page.title, main=page.main, follow=self._follow, version=version
+        )
+        if not self._warm:  # once somebody has a page to look at, get ready for the next
+            self._warm = True
+            threading.Thread(target=self._pages.warm, daemon=True).start()
+        return HTMLResponse(text, status)
+
+    def _problem(self, title: str, text: str, status: int) -> Response:
+        return self._whole(self._pages.error(title, text), status)

@@ -1,0 +1,65 @@
+"""A viewer on a port of its own, and a browser page that is watched."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from rolltape.viewer.library import Library
+from rolltape.viewer.server import Viewer
+
+
+@contextmanager
+def serve(library: Library, **options) -> Iterator[str]:
+    """The address of a server that runs as ``rolltape view`` runs it, on another thread."""
+    viewer = Viewer(library, **options)
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(viewer.app, log_level="warning", lifespan="off", ws="none")
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        running.should_exit = True
+        thread.join()
+        listening.close()
+
+
+class Watched:
+    """A page, and everything it did that it should not have."""
+
+    def __init__(self, chromium, base_url: str | None = None, width: int = 1280, **options) -> None:
+        size = {"width": width, "height": 800}
+        self.context = chromium.new_context(base_url=base_url, viewport=size, **options)
+        self.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        self.page = self.context.new_page()
+        self.base = base_url
+        self.problems: list[str] = []
+        self.page.on("console", self._said)
+        self.page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
+        self.page.on("dialog", self._dialog)
+        self.page.on("popup", lambda popup: self.problems.append(f"opened {popup.url}"))
+        self.page.on("request", self._asked)
+
+    def close(self) -> None:
+        if self.page.evaluate("'pwned' in window"):
+            self.problems.append("a payload ran")
+        self.context.close()
+
+    def _said(self, message) -> None:
+        if message.type in ("error", "warning"):
+            self.problems.append(f"{message.type}: {message.text}")
+
+    def _dialog(self, dialog) -> None:
+        self.problems.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def _asked(self, request) -> None:
+        own = request.url.startswith(("data:", "file:") if self.base is None else (self.base, "data:"))
+        if not own:
+            self.problems.append(f"asked {request.url}")
