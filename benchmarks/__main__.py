@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import batches, growth, measure
+from benchmarks import batches, growth, measure, verify
 
 console = Console(width=110)
 
@@ -29,7 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=["large", "small", "growth", "generation", "trl", "viewer"])
+    parser.add_argument(
+        "--only", choices=["large", "small", "growth", "verify", "generation", "trl", "viewer"]
+    )
     options = parser.parse_args()
     logging.disable(logging.INFO)
     folder = Path(tempfile.mkdtemp(prefix="rolltape-bench-"))
@@ -40,6 +42,8 @@ def main() -> None:
                 results[name] = compare(name, shape, folder / name, options.rounds)
         if options.only in (None, "growth"):
             results["growth"] = grow(folder)
+        if options.only in (None, "verify"):
+            results["verify"] = verify.section(folder / "verify", console, promises)
         if options.only == "trl":
             from benchmarks import trl  # needs the environment of that stack
 

@@ -19,7 +19,9 @@ from rolltape._version import __version__
 from rolltape.cli.output import Exit, complain
 from rolltape.errors import RolltapeError, StepMissingError
 
-COMMANDS = {name: name for name in ("ls", "show", "check", "doctor", "prune", "run")}
+COMMANDS = {
+    name: name for name in "ls show view browse check diff noise accept rerun cut doctor prune run".split()
+}
 COMMANDS |= {"import": "import_", "export": "export", "demo": "demo", "completion": "completion"}
 """Command -> its module in this package, in the order of the help text."""
 

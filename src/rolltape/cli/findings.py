@@ -23,6 +23,8 @@ from rolltape.tape.manifest import NAME, read_manifest
 from rolltape.tape.metrics import check_line
 from rolltape.tape.opening import STALE_AFTER
 from rolltape.tape.recording import Recording
+from rolltape.verify.accept import NAME as ACCEPTED
+from rolltape.verify.noise import NAME as NOISE
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def _look_at(storage: LocalStorage, stat: Stat, names: set[str], report: Report)
         yield from _metrics(storage, name)
     elif (key := Key.parse(name)) is not None:
         yield from _recording(storage, key, names, report)
-    else:
+    elif name not in (NOISE, ACCEPTED):  # notes of the comparison, which reads them with care itself
         yield Finding("foreign", name, "no part of a tape has this name; Rolltape never reads it")
 
 

@@ -76,6 +76,8 @@ class Recorder:
         }  # fmt: skip
         if self._settings.random_state:
             about["random"] = random_state.capture()
+        if not call.stage.replay:
+            about["replay"] = False
         if inside:
             about["inside"] = dict(inside)
         nbytes = packed.nbytes

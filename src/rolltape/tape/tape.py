@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from rolltape.config_file import load_file
-from rolltape.errors import RolltapeError, StageError, StepMissingError
+from rolltape.errors import RolltapeError, StageError
 from rolltape.key import check_name
-from rolltape.policy import Action, Decision, Mode, decide
+from rolltape.policy import Mode
 from rolltape.settings import Settings, resolve
 from rolltape.steps import as_step
 from rolltape.storage import LocalStorage
@@ -21,13 +21,12 @@ from rolltape.tape.deck import Deck
 from rolltape.tape.dtypes import expected_dtypes
 from rolltape.tape.inputs import Chooser
 from rolltape.tape.manifest import Manifest
-from rolltape.tape.metrics import plain_metrics, read_metrics
-from rolltape.tape.missing import explain_missing
+from rolltape.tape.metrics import plain_metrics
 from rolltape.tape.opening import open_tape, resolved_dir
-from rolltape.tape.recording import Recording
+from rolltape.tape.probe import Sampling, Watch, probe, watch
+from rolltape.tape.reading import Reading
 from rolltape.tape.scope import Scope, current, entered, no_step
 from rolltape.tape.second import begin_second
-from rolltape.tape.shelf import recordings
 from rolltape.tape.stage import Stage, wrap
 from rolltape.tape.summary import Summary
 
@@ -39,7 +38,7 @@ log = logging.getLogger("rolltape")
 _numbers = count()
 
 
-class Tape:
+class Tape(Reading):
     """What was recorded of one run: a directory that stages write to, or are replayed from.
 
     Safe to use from several threads, from asyncio tasks, and after a fork.
@@ -218,62 +217,36 @@ class Tape:
         elif scope is not None:  # a task that outlived its block
             deck.keep_metrics(scope.split, scope.step, plain)
 
-    def metrics(self, split: str | None = None) -> dict[int, dict[str, Any]]:
-        """Everything logged on the tape, by step."""
-        if self._deck is None:
-            return {}
-        self._deck.flush()
-        return read_metrics(self._deck.storage, split or self.settings.split, self.settings.rank)
-
-    def plan(self, step: int, stage: str = "rollout", split: str | None = None) -> Decision:
-        """What would happen at the first call of this step, and why. Nothing is done."""
-        if self._deck is None:
-            return decide(step, (), self.settings.policy)
-        known = self._stages.get(stage, Stage(stage, self.plan))
-        return self._deck.decide(
-            self._deck.key(stage, as_step(step), split), replays=self._deck.replays(known)
-        )
-
-    def needs_engine(self, steps: Iterable[int], stage: str = "rollout", split: str | None = None) -> bool:
-        """Whether any of these steps would run live, so that an inference engine has to be started.
-
-        A step that would be an error is warned about now, before anything expensive is started.
-        """
-        for step in steps:
-            plan = self.plan(step, stage, split)
-            if plan.calls_live:
-                return True
-            if plan.action is Action.ERROR:
-                log.warning("step %d will fail: %s", plan.step, plan.reason)
-                return False
-        return False
-
-    def recordings(self, split: str | None = None, stage: str | None = None) -> Iterator[Recording]:
-        """Everything on the tape, in order; reads names only."""
-        if self._deck is None:
-            return iter(())
-        self._deck.flush()
-        storage = self._deck.storage
-        return (Recording(storage, key) for key in recordings(storage, split, stage))
-
-    def recording(
+    def probe(
         self,
-        step: int,
-        stage: str = "rollout",
-        split: str | None = None,
-        call: int | str = 0,
+        name: str,
+        value: Any,
         *,
-        inputs: bool = False,
-    ) -> Recording:
-        """One recording, to read all or part of; ``inputs`` for the inputs of that call."""
-        if self._deck is None:
-            raise StepMissingError(f"step {step} cannot be read: the tape is off", hint="set dir and mode")
-        key = self._deck.key(stage, as_step(step), split, call)
-        self._deck.recorder.writer.wait(key.path)
-        key = replace(key, inputs=inputs)
-        if not self._deck.storage.exists(key.path):
-            raise explain_missing(self._deck.storage, key)
-        return Recording(self._deck.storage, key)
+        uid: Sequence[Any] | None = None,
+        every: int = 1,
+        most: int | None = None,
+    ) -> None:
+        """Record a tensor from inside a step, to be compared later: in a replay it goes to the tape ``out``.
+
+        ``uid`` says whose row each is. ``every`` takes part only in each so many-th step; of more than
+        ``most`` elements evenly spaced ones are kept.
+        """
+        probe(self, name, value, uid, Sampling(every, most))
+
+    def watch(
+        self,
+        module: Any,
+        pattern: str,
+        *,
+        of: Sequence[str] = ("forward",),
+        every: int = 1,
+        most: int | None = 4096,
+    ) -> Watch:
+        """Probe every submodule of a torch module whose name fits ``pattern``, until ``close()``.
+
+        ``of`` says what: ``forward`` (outputs), ``backward`` (their gradients), ``grad`` (those of weights).
+        """
+        return watch(self, module, pattern, of, Sampling(every, most))
 
     def flush(self) -> None:
         """Wait until everything recorded so far is on disk; raises what went wrong."""

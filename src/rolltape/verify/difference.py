@@ -14,7 +14,7 @@ from rolltape.verify.floats import FLOATS, TOLERANCES, ulps, values
 
 PIECE = 1 << 18
 """Elements looked at together: their float64 copies stay in the cache."""
-KEPT = 1 << 20
+KEPT = 1 << 17
 """Errors kept for the percentiles; of more, every second, fourth, … is."""
 
 
@@ -51,6 +51,8 @@ class Difference:
     """The relative tolerance that ``atol`` goes with."""
     atol: float = 0.0
     """The smallest absolute tolerance that would pass everywhere, beside ``rtol``."""
+    only_nan: bool = False
+    """Whether no element is a number on either side: then there is nothing to compare."""
 
     @property
     def same_bits(self) -> bool:
@@ -63,17 +65,17 @@ def measure(baseline: np.ndarray, candidate: np.ndarray, dtype: str, rtol: float
 
     ``rtol`` is the part of the tolerance that grows with the values; left out, the usual one of the dtype.
     """
-    left, right = baseline.reshape(-1), candidate.reshape(-1)
+    left, right = (np.ascontiguousarray(side.reshape(-1)) for side in (baseline, candidate))
     if len(left) != len(right):
         raise ValueError(f"{len(left)} elements cannot be compared with {len(right)}")
-    if left.dtype.hasobject or dtype.startswith("numpy:") or dtype not in _COMPARABLE:
+    if left.dtype.hasobject or dtype.startswith("numpy:") or dtype not in COMPARABLE:
         return _as_bytes(left, right, dtype)
     if rtol is None:
         rtol = TOLERANCES.get(dtype, (0.0, 0.0))[0]
     return _Sums(dtype, rtol).over(left, right)
 
 
-_COMPARABLE = FLOATS | {"bool", *(f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64))}
+COMPARABLE = FLOATS | {"bool", *(f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64))}
 
 
 def _as_bytes(left: np.ndarray, right: np.ndarray, dtype: str) -> Difference:
@@ -103,6 +105,9 @@ class _Sums:
         self.mismatched = self.nonfinite = self.max_ulp = 0
         self.max_abs = self.max_rel = 0.0
         self.dot = self.left_square = self.right_square = 0.0
+        self.exponent = 0
+        """The three are of values divided by two to this, so that no square overflows or vanishes."""
+        self.only_nan = dtype in FLOATS
         self.first: int | None = None
         self.worst: int | None = None
         self.worst_error = -1.0
@@ -113,8 +118,9 @@ class _Sums:
 
     def over(self, left: np.ndarray, right: np.ndarray) -> Difference:
         pieces = [slice(start, start + PIECE) for start in range(0, len(left), PIECE)]
-        if all(np.array_equal(left[cut].view(np.uint8), right[cut].view(np.uint8)) for cut in pieces):
-            return Difference(self.dtype, len(left))
+        if same_bits(left, right):
+            nan = self.dtype in FLOATS and all(np.isnan(self._values(left[cut])).all() for cut in pieces)
+            return Difference(self.dtype, len(left), only_nan=nan and bool(pieces))
         for cut in pieces:
             self._add(left[cut], right[cut], cut.start)
         return self._difference(len(left))
@@ -123,17 +129,36 @@ class _Sums:
         bits = [side.view(f"u{side.itemsize}") for side in (left, right)]
         where = np.flatnonzero(bits[0] != bits[1])
         a, b = self._values(left), self._values(right)
-        with np.errstate(all="ignore"):
-            finite = np.isfinite(a) & np.isfinite(b)
-            self.dot += float(np.dot(a[finite], b[finite]))
-            self.left_square += float(np.dot(a[finite], a[finite]))
-            self.right_square += float(np.dot(b[finite], b[finite]))
+        self.only_nan = self.only_nan and bool(np.isnan(a).all() and np.isnan(b).all())
+        self._vectors(a, b)
         if not len(where):
             return
         if self.first is None:
             self.first = start + int(where[0])
         self.mismatched += len(where)
-        self._errors(left[where], right[where], a[where], b[where], start + where)
+        if len(where) < len(left):
+            left, right, a, b = left[where], right[where], a[where], b[where]
+        self._errors(left, right, a, b, start + where)
+
+    def _vectors(self, a: np.ndarray, b: np.ndarray) -> None:
+        """Add to the products that the cosine and the scale are made of."""
+        finite = np.isfinite(a) & np.isfinite(b)
+        if not finite.all():
+            a, b = a[finite], b[finite]
+        if self.dtype == "float64":  # the squares of all others fit in
+            largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0))
+            exponent = math.frexp(largest)[1] if largest else self.exponent
+            if exponent > self.exponent or not (self.left_square or self.right_square):
+                smaller = math.ldexp(1.0, min(max(2 * (self.exponent - exponent), -2000), 0))
+                self.dot, self.left_square, self.right_square = (
+                    x * smaller for x in (self.dot, self.left_square, self.right_square)
+                )
+                self.exponent = exponent
+            a, b = np.ldexp(a, -self.exponent), np.ldexp(b, -self.exponent)
+        # Not np.dot: for pieces of this size the threads of BLAS cost more than they bring.
+        self.dot += float((a * b).sum())
+        self.left_square += float((a * a).sum())
+        self.right_square += float((b * b).sum())
 
     def _errors(
         self, left: np.ndarray, right: np.ndarray, a: np.ndarray, b: np.ndarray, places: np.ndarray
@@ -142,18 +167,18 @@ class _Sums:
             both_nan = np.isnan(a) & np.isnan(b)
             broken = (np.isfinite(a) != np.isfinite(b)) | (np.isnan(a) != np.isnan(b))
             broken |= np.isinf(a) & np.isinf(b) & (a != b)
-            error = np.abs(b - a)
+            # Whole numbers beyond 2**53 are not all doubles, so their error is counted and not subtracted.
+            counted = self._steps(left, right)
+            error = np.abs(b - a) if self.dtype in FLOATS else counted.astype(np.float64)
             error[both_nan] = 0.0
             error[broken] = math.inf
             relative = np.where(error == 0, 0.0, error / np.abs(a))
             relative[broken] = math.inf
         self.nonfinite += int(broken.sum())
-        steps = self._steps(left, right)[~both_nan & ~broken]
+        steps = counted[~both_nan & ~broken]
         self.max_ulp = max(self.max_ulp, int(steps.max(initial=0)))
         self.max_abs = max(self.max_abs, float(error.max()))
-        with np.errstate(all="ignore"):
-            beyond = np.where(broken, math.inf, error - self.rtol * np.abs(a))
-        self.atol = max(self.atol, float(np.nanmax(beyond, initial=0.0)))
+        self.atol = max(self.atol, _beyond(error, self.rtol * np.abs(a)))
         self.max_rel = max(self.max_rel, float(np.nanmax(relative, initial=0.0)))
         at = int(error.argmax())
         if error[at] > self.worst_error:
@@ -175,14 +200,16 @@ class _Sums:
         return apart
 
     def _keep(self, error: np.ndarray) -> None:
-        self.errors.append(error[:: self.stride])
+        self.errors.append(error[:: self.stride].copy())  # a view would keep all of it
         self.kept += len(self.errors[-1])
         while self.kept > KEPT:
-            together = np.concatenate(self.errors)[::2]
+            together = np.concatenate(self.errors)[::2].copy()
             self.errors, self.kept, self.stride = [together], len(together), 2 * self.stride
 
     def _difference(self, count: int) -> Difference:
-        errors = np.sort(np.concatenate(self.errors))
+        errors = np.concatenate(self.errors)
+        middle, high = (len(errors) - 1) // 2, math.ceil(0.99 * (len(errors) - 1))
+        errors = np.partition(errors, (middle, high))
         length = math.sqrt(self.left_square) * math.sqrt(self.right_square)
         return Difference(
             self.dtype,
@@ -193,12 +220,33 @@ class _Sums:
             max_rel=self.max_rel,
             cosine=min(1.0, self.dot / length) if length else math.nan,
             nonfinite=self.nonfinite,
-            p50=float(errors[(len(errors) - 1) // 2]),
-            p99=float(errors[math.ceil(0.99 * (len(errors) - 1))]),
+            p50=float(errors[middle]),
+            p99=float(errors[high]),
             first=self.first,
             worst=self.worst,
             worst_values=self.worst_values,
             scale=self.dot / self.left_square if self.left_square else math.nan,
             rtol=self.rtol,
             atol=self.atol,
+            only_nan=self.only_nan,
         )
+
+
+def _beyond(error: np.ndarray, slack: np.ndarray) -> float:
+    """The smallest number that, added to the slack, is nowhere less than the error."""
+    with np.errstate(all="ignore"):
+        slack = np.where(np.isfinite(slack), slack, 0.0)
+        found = float((error - slack).max(initial=0.0))
+        while found < math.inf and (found + slack < error).any():  # rounding has made it too small
+            found = math.nextafter(found, math.inf)
+    return found
+
+
+def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
+    """Whether two arrays of one dtype and shape are the same, bit for bit."""
+    sides = [np.ascontiguousarray(side.reshape(-1)).view(np.uint8) for side in (left, right)]
+    words = len(sides[0]) // 8 * 8  # eight bytes at a time, then the rest
+    if not np.array_equal(sides[0][words:], sides[1][words:]):
+        return False
+    a, b = (side[:words].view(np.uint64) for side in sides)
+    return all(np.array_equal(a[at : at + PIECE], b[at : at + PIECE]) for at in range(0, len(a), PIECE))

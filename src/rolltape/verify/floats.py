@@ -52,9 +52,13 @@ def values(bits: np.ndarray, dtype: str) -> np.ndarray:
     if dtype in _EIGHT:
         looked_up: np.ndarray = _table(dtype)[bits.view(np.uint8)]
         return looked_up
-    if dtype == "bfloat16":
-        return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return bits.view(dtype).astype(np.float64)
+    narrow = (
+        (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        if dtype == "bfloat16"
+        else bits.view(dtype)
+    )
+    with np.errstate(invalid="ignore"):  # NaN of the signalling kind
+        return narrow.astype(np.float64)
 
 
 def ulps(left: np.ndarray, right: np.ndarray) -> np.ndarray:

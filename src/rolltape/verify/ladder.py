@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from rolltape.verify.difference import Difference
-from rolltape.verify.floats import TOLERANCES
+from rolltape.verify.floats import FLOATS, TOLERANCES
 
 
 class Verdict(IntEnum):
@@ -44,9 +44,11 @@ class Limits:
     """What still passes."""
 
     ulp: int = 4
-    """Steps between neighbouring numbers."""
+    """Steps between neighbouring numbers; -1 where only the same bits pass."""
     tolerance: Mapping[str, tuple[float, float]] = field(default_factory=lambda: TOLERANCES)
     """(rtol, atol) by dtype: an error passes up to ``atol + rtol * |baseline|``."""
+    noise: float | None = None
+    """The largest absolute error between runs of the baseline, where that was measured."""
     noise_factor: float = 3.0
     """How many times the measured noise is still noise."""
 
@@ -55,16 +57,19 @@ class Limits:
         return self.tolerance.get(dtype, (0.0, 0.0))
 
 
-def judge(difference: Difference, limits: Limits, noise: float | None = None) -> Verdict:
-    """The best verdict that holds. ``noise`` is the largest absolute error between runs of the baseline."""
-    if not difference.count:
+def judge(difference: Difference, limits: Limits, dtype: str | None = None) -> Verdict:
+    """The best verdict that holds. ``dtype`` says whose tolerance applies, if not that of the values' own."""
+    if not difference.count or difference.only_nan:
         return Verdict.INCOMPARABLE
     if difference.same_bits:
         return Verdict.BITWISE
     if difference.nonfinite:
         return Verdict.DIVERGED
-    if difference.max_ulp <= limits.ulp and difference.max_abs < float("inf"):
+    # Between whole numbers there is no rounding: a token that is one off is another token.
+    if difference.dtype in FLOATS and difference.max_ulp <= limits.ulp:
         return Verdict.ULP
-    if noise is not None and difference.max_abs <= limits.noise_factor * noise:
+    if limits.noise is not None and difference.max_abs <= limits.noise_factor * limits.noise:
         return Verdict.NOISE
-    return Verdict.TOLERANCE if difference.atol <= limits.of(difference.dtype)[1] else Verdict.DIVERGED
+    dtype = dtype or difference.dtype
+    passes = dtype in limits.tolerance and difference.atol <= limits.of(dtype)[1]
+    return Verdict.TOLERANCE if passes else Verdict.DIVERGED

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
-from rolltape.batch.columns import ArrayColumn, Column, ObjectColumn, RaggedColumn
-from rolltape.verify.difference import Difference, measure
+from rolltape.batch.columns import ArrayColumn, Column, ObjectColumn
+from rolltape.verify.difference import Difference, measure, same_bits
+from rolltape.verify.padding import content, cropped
+from rolltape.verify.plain import made_as, same
 from rolltape.verify.side import Id, rows
 
-MASKS = ("response_mask", "loss_mask", "completion_mask", "attention_mask")
-"""Columns that say which places of a padded row count."""
+Both: TypeAlias = "tuple[Mapping[str, Column], Mapping[str, Column]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class Pairs:
 def pair(left: Sequence[Id], right: Sequence[Id]) -> Pairs:
     """Match samples by who they are."""
     if list(left) == list(right):
-        same = np.arange(len(left))
-        return Pairs(list(left), same, same, [], [])
+        straight = np.arange(len(left))
+        return Pairs(list(left), straight, straight, [], [])
     places = {one: at for at, one in enumerate(right)}
     both = [(at, places[one]) for at, one in enumerate(left) if one in places]
     known = set(left)
@@ -52,7 +53,7 @@ class Place:
     row: int
     """Which sample of the baseline's recording it is."""
     token: tuple[int, ...]
-    """The place within the sample; empty where it has one value only."""
+    """The place within the sample, padding not counted; empty where it has one value only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +71,43 @@ class ColumnDifference:
     """Set where they differ: then nothing was compared."""
 
 
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """The rows of one column that can be compared, as both sides have them, without padding."""
+
+    rows: list[int]
+    """Which of the pairs they are."""
+    left: list[np.ndarray]
+    right: list[np.ndarray]
+    misshapen: tuple[Id, ...] = ()
+
+
 def compare_columns(
     left: Column,
     right: Column,
     pairs: Pairs,
-    masks: tuple[Mapping[str, Column], Mapping[str, Column]] = ({}, {}),
+    masks: Both = ({}, {}),
     rtol: float | None = None,
+    padded: tuple[bool, bool] = (False, False),
 ) -> ColumnDifference:
-    """Compare one column. ``masks`` are all columns of each side, to find out what is padding."""
+    """Compare one column. ``masks`` are all columns of each side, to find out what is padding; ``padded``
+    says whose ragged rows may hold padding all the same.
+    """
+    left, right = _floats(left, right)
     kinds = _dtype(left), _dtype(right)
     if kinds[0] != kinds[1]:
         return ColumnDifference(Difference(kinds[0], 0), dtypes=kinds)
     if isinstance(left, ObjectColumn) or isinstance(right, ObjectColumn):
-        return _objects(rows(left), rows(right), pairs)
-    dense = isinstance(left, ArrayColumn) and isinstance(right, ArrayColumn)
-    if dense and left.data.shape[1:] == right.data.shape[1:]:  # type: ignore[union-attr]
-        return _dense(left, right, pairs, rtol)  # type: ignore[arg-type]
-    ours = _content(left, masks[0])
-    theirs = _content(right, masks[1])
-    fits = [ours[a].shape == theirs[b].shape for a, b in zip(pairs.left, pairs.right, strict=True)]
-    misshapen = tuple(one for one, fit in zip(pairs.ids, fits, strict=True) if not fit)
-    kept = [at for at, fit in enumerate(fits) if fit]
-    lengths = np.array([ours[pairs.left[at]].size for at in kept], np.int64)
-    empty = np.empty(0, ours[0].dtype if ours else np.uint8)
-    a = np.concatenate([empty, *(ours[pairs.left[at]].reshape(-1) for at in kept)])
-    b = np.concatenate([empty, *(theirs[pairs.right[at]].reshape(-1) for at in kept)])
+        return _objects(left, right, pairs)
+    if _same_shape(left, right):
+        a, b = _picked(left.data, pairs.left), _picked(right.data, pairs.right)  # type: ignore[union-attr]
+        if same_bits(a, b):
+            return ColumnDifference(measure(a, b, kinds[0], rtol))
+    lined = align(left, right, pairs, masks, padded)
+    lengths = np.array([row.size for row in lined.left], np.int64)
+    empty = np.empty(0, _storage(left))
+    a = np.concatenate([empty, *(row.reshape(-1) for row in lined.left)])
+    b = np.concatenate([empty, *(row.reshape(-1) for row in lined.right)])
     found = measure(a, b, kinds[0], rtol)
     ends = np.cumsum(lengths)
 
@@ -102,30 +115,59 @@ def compare_columns(
         if flat is None:
             return None
         at = int(np.searchsorted(ends, flat, "right"))
-        row = int(pairs.left[kept[at]])
-        inside = np.unravel_index(flat - int(ends[at] - lengths[at]), ours[row].shape)
-        return Place(pairs.ids[kept[at]], row, tuple(map(int, inside)))
+        inside = np.unravel_index(flat - int(ends[at] - lengths[at]), lined.left[at].shape)
+        one = lined.rows[at]
+        return Place(pairs.ids[one], int(pairs.left[one]), tuple(map(int, inside)))
 
     samples = _differing(a, b, ends) if found.mismatched else 0
-    return ColumnDifference(found, place(found.first), place(found.worst), samples, misshapen)
+    return ColumnDifference(found, place(found.first), place(found.worst), samples, lined.misshapen)
 
 
-def _dense(left: ArrayColumn, right: ArrayColumn, pairs: Pairs, rtol: float | None) -> ColumnDifference:
-    """Arrays of one shape, compared as they are, padding and all."""
-    a, b = _picked(left.data, pairs.left), _picked(right.data, pairs.right)
-    found = measure(a, b, left.dtype, rtol)
-    if found.same_bits:
-        return ColumnDifference(found)
+def align(
+    left: Column,
+    right: Column,
+    pairs: Pairs,
+    masks: Both = ({}, {}),
+    padded: tuple[bool, bool] = (False, False),
+) -> Aligned:
+    """The rows of both sides, sample by sample, cut to what is no padding."""
+    everyone = rows(left), rows(right)
+    ours, theirs = [everyone[0][at] for at in pairs.left], [everyone[1][at] for at in pairs.right]
+    keep = content(left, masks[0], pairs.left, padded[0])
+    also = content(right, masks[1], pairs.right, padded[1])
+    if keep is not None and also is not None:
+        if _same_shape(left, right) and any(a.sum() != b.sum() for a, b in zip(keep, also, strict=True)):
+            also = keep  # the mask itself differs, which is said of the mask
+        ours = [row[mask] for row, mask in zip(ours, keep, strict=True)]
+        theirs = [row[mask] for row, mask in zip(theirs, also, strict=True)]
+    else:
+        loose = [flag or _has_width(side) for side, flag in ((left, padded[0]), (right, padded[1]))]
+        ours, theirs = cropped(ours, theirs, loose[0]), cropped(theirs, ours, loose[1])
+    fits = [np.shape(a) == np.shape(b) for a, b in zip(ours, theirs, strict=True)]
+    kept = [at for at, fit in enumerate(fits) if fit]
+    misshapen = tuple(one for one, fit in zip(pairs.ids, fits, strict=True) if not fit)
+    return Aligned(kept, [ours[at] for at in kept], [theirs[at] for at in kept], misshapen)
 
-    def place(flat: int | None) -> Place | None:
-        if flat is None:
-            return None
-        row, *inside = map(int, np.unravel_index(flat, a.shape))
-        return Place(pairs.ids[row], int(pairs.left[row]), tuple(inside))
 
-    width = a[0].size
-    samples = _differing(a.reshape(-1), b.reshape(-1), np.arange(1, len(a) + 1) * width)
-    return ColumnDifference(found, place(found.first), place(found.worst), samples)
+def _has_width(column: Column) -> bool:
+    return isinstance(column, ArrayColumn) and column.data.ndim > 1
+
+
+def _same_shape(left: Column, right: Column) -> bool:
+    dense = isinstance(left, ArrayColumn) and isinstance(right, ArrayColumn)
+    return dense and left.data.shape[1:] == right.data.shape[1:]  # type: ignore[union-attr]
+
+
+def _floats(left: Column, right: Column) -> tuple[Column, Column]:
+    """Lists of Python's floats as arrays, which have distances."""
+    if isinstance(left, ObjectColumn) and isinstance(right, ObjectColumn):
+        both = [*left.values, *right.values]
+        if both and all(type(value) is float for value in both):
+            dtype = made_as(*both)
+            return ArrayColumn(np.array(left.values, dtype), dtype), ArrayColumn(
+                np.array(right.values, dtype), dtype
+            )
+    return left, right
 
 
 def _picked(data: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -137,59 +179,27 @@ def _differing(a: np.ndarray, b: np.ndarray, ends: np.ndarray) -> int:
     """How many rows, which end at ``ends``, differ in any bit."""
     bits = f"u{a.itemsize}" if a.itemsize in (1, 2, 4, 8) else a.dtype
     where = np.flatnonzero(a.view(bits) != b.view(bits))
-    return len(np.unique(np.searchsorted(ends, where, "right")))
+    return int(np.count_nonzero(np.diff(np.searchsorted(where, np.concatenate([[0], ends])))))
 
 
-def _objects(ours: list[Any], theirs: list[Any], pairs: Pairs) -> ColumnDifference:
-    differ = [
-        at
-        for at, (a, b) in enumerate(zip(pairs.left, pairs.right, strict=True))
-        if not _same(ours[a], theirs[b])
-    ]
+def _objects(left: Column, right: Column, pairs: Pairs) -> ColumnDifference:
+    ours, theirs = rows(left), rows(right)
+    matched = enumerate(zip(pairs.left, pairs.right, strict=True))
+    differ = [at for at, (a, b) in matched if not same(ours[a], theirs[b])]
     if not differ:
         return ColumnDifference(Difference("object", len(pairs.ids)))
     place = Place(pairs.ids[differ[0]], int(pairs.left[differ[0]]), ())
     inf = float("inf")
     found = Difference(
-        "object", len(pairs.ids), len(differ), max_abs=inf, max_rel=inf, atol=inf, first=differ[0]
-    )
+        "object", len(pairs.ids), len(differ), max_abs=inf, max_rel=inf, atol=inf, first=differ[0],
+        worst=differ[0],
+    )  # fmt: skip
     return ColumnDifference(found, place, place, len(differ))
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return (
-            isinstance(a, np.ndarray)
-            and isinstance(b, np.ndarray)
-            and a.shape == b.shape
-            and a.tobytes() == b.tobytes()
-        )
-    return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
 def _dtype(column: Column) -> str:
     return "object" if isinstance(column, ObjectColumn) else column.dtype
 
 
-def _content(column: ArrayColumn | RaggedColumn, masks: Mapping[str, Column]) -> list[np.ndarray]:
-    """The rows of a column without their padding."""
-    if isinstance(column, RaggedColumn):
-        return rows(column)
-    if column.data.ndim < 2:
-        return rows(column)
-    for name in MASKS:
-        mask = masks.get(name)
-        if isinstance(mask, ArrayColumn) and mask.data.shape == column.data.shape[:2] and mask is not column:
-            return [row[keep.astype(bool)] for row, keep in zip(column.data, mask.data, strict=True)]
-    return [_stripped(row) for row in column.data]
-
-
-def _stripped(row: np.ndarray) -> np.ndarray:
-    """A row without the runs of one value at its ends, where those are two or more long."""
-    bits = row.reshape(len(row), -1)
-    start, stop = 0, len(row)
-    while stop - start > 1 and (bits[stop - 1] == bits[stop - 2]).all():
-        stop -= 1
-    while stop - start > 1 and (bits[start] == bits[start + 1]).all():
-        start += 1
-    return row[start:stop]
+def _storage(column: Column) -> np.dtype:
+    return column.data.dtype if isinstance(column, ArrayColumn) else column.values.dtype  # type: ignore[union-attr]

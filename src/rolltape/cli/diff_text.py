@@ -1,0 +1,148 @@
+"""What ``rolltape diff`` prints: the answer first, then what it rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from rolltape.cli.output import Screen, counted, new_table
+from rolltape.cli.visible import shown
+from rolltape.verify.entries import Entry
+from rolltape.verify.gate import Finding
+from rolltape.verify.ladder import Verdict
+from rolltape.verify.report import Link, Report
+
+STYLES = {
+    Verdict.BITWISE: "green",
+    Verdict.ULP: "green",
+    Verdict.NOISE: "cyan",
+    Verdict.TOLERANCE: "cyan",
+    Verdict.DIVERGED: "bold red",
+    Verdict.INCOMPARABLE: "bold red",
+}
+BARS = "▁▂▃▄▅▆▇█"
+WIDEST = 24
+"""Steps in a curve; of more, the largest of each run of steps is shown."""
+MOST_STEPS = 10_000_000
+"""Beyond, steps between neighbouring numbers say nothing that the errors do not."""
+
+
+def print_report(report: Report, *, per_step: bool = False) -> None:
+    """Everything, in the order in which people ask."""
+    screen = Screen()
+    clean = report.comparison.first is None and report.comparison.compared
+    screen.print(shown(report.sentence, "bold green" if clean else "bold red"), soft_wrap=True)
+    for cause in report.causes:
+        screen.print(shown(f"Looks like: {cause.text}.", "bold yellow"), soft_wrap=True)
+    _print_proofs(screen, report)
+    _print_changes(screen, report)
+    _print_chain(screen, report)
+    if per_step:
+        _print_steps(screen, report)
+    screen.print()
+    screen.print(shown(f"Noise floor: {report.noise}.", "dim"), soft_wrap=True)
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Why a gate stays shut."""
+    if findings:
+        screen = Screen()
+        screen.print()
+        screen.print(shown(f"The gate stays shut: {counted(len(findings), 'finding')}", "bold red"))
+        for finding in findings:
+            screen.print(shown(f"  {finding.path}: {finding.text}"), soft_wrap=True)
+
+
+def _print_proofs(screen: Screen, report: Report) -> None:
+    screen.print()
+    screen.print(shown("The same on both sides?", "bold"))
+    words = {True: shown("yes", "green"), False: shown("NO", "bold red"), None: shown("unknown", "yellow")}
+    for proof in report.proofs:
+        line = Text("  ") + words[proof.same] + shown(f"  {proof.what}: {proof.how}")
+        screen.print(line, soft_wrap=True)
+
+
+def _print_changes(screen: Screen, report: Report) -> None:
+    for title, changes in (("Configuration", report.configuration), ("Environment", report.environment)):
+        if changes:
+            table = new_table(title.lower(), "baseline", "candidate", fold={"baseline": 16, "candidate": 16})
+            for change in changes:
+                table.add_row(shown(change.name), shown(change.before), shown(change.after))
+            screen.print()
+            screen.print(table)
+
+
+def _print_chain(screen: Screen, report: Report) -> None:
+    links = report.chain
+    spotless = [link for link in links if link.worst.verdict is Verdict.BITWISE]
+    numbers = "first at", "worst at", "ULP", "max abs", "max rel", "samples"
+    table = new_table(
+        "stage", "what", "verdict", *numbers, "over the steps", right=numbers, fold={"what": 12}
+    )
+    for link in links:
+        if link.worst.verdict is not Verdict.BITWISE:
+            table.add_row(*_row(link))
+    screen.print()
+    if table.row_count:
+        screen.print(table)
+    names = ", ".join(dict.fromkeys(link.worst.path for link in spotless))
+    if spotless:
+        text = f"{counted(len(spotless), 'thing')} bit for bit the same at every step: {names}"
+        screen.print(shown(text, "green"), soft_wrap=True)
+    if report.comparison.allowed:
+        allowed = ", ".join(dict.fromkeys(entry.path for entry in report.comparison.allowed))
+        screen.print(shown(f"Allowed to differ, and not looked at: {allowed}", "yellow"), soft_wrap=True)
+    if report.comparison.shared:
+        shared = ", ".join(report.comparison.shared)
+        screen.print(shown(f"Replayed by the candidate (or never called): {shared}", "green"), soft_wrap=True)
+
+
+def _row(link: Link) -> list[Text]:
+    entry, found = link.worst, link.worst.difference
+    verdict = shown(f"{verdict_text(entry)}", STYLES[entry.verdict])
+    first = "–" if link.first is None else str(link.first.step)
+    name = link.name if link.split == "train" else f"{link.split}: {link.name}"
+    head = [shown(link.stage), shown(name), verdict, shown(first), shown(str(entry.step))]
+    if entry.note or found is None:
+        return [*head, shown("–"), shown("–"), shown("–"), shown("–"), shown(entry.note, "red")]
+    steps = f"{found.max_ulp:,}" if "float" in found.dtype and found.max_ulp < MOST_STEPS else "–"
+    return [
+        *head, shown(steps), shown(f"{found.max_abs:.3g}"), shown(f"{found.max_rel:.3g}"),
+        shown(f"{entry.samples:,}" if entry.samples else "–"), shown(curve(link.errors)),
+    ]  # fmt: skip
+
+
+def verdict_text(entry: Entry) -> str:
+    """The verdict, with how many times the noise it is, where that was measured."""
+    if entry.noise and entry.difference is not None and entry.verdict >= Verdict.NOISE:
+        return f"{entry.verdict} ({entry.error / entry.noise:.2g}× noise)"
+    return str(entry.verdict)
+
+
+def curve(errors: tuple[float, ...]) -> str:
+    """How an error goes over the steps, on a logarithmic scale; a dot where there is none.
+
+    >>> curve((0.0, 1e-6, 1e-3, 1.0))
+    '·▁▄█'
+    """
+    size = math.ceil(len(errors) / WIDEST)
+    peaks = [max(errors[at : at + size]) for at in range(0, len(errors), size)]
+    logs = [math.log10(peak) if 0 < peak < math.inf else peak for peak in peaks]
+    finite = [log for log, peak in zip(logs, peaks, strict=True) if 0 < peak < math.inf]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    span = high - low or 1.0
+    return "".join(
+        "·" if not peak else "!" if not math.isfinite(peak) else BARS[int((log - low) / span * 7)]
+        for log, peak in zip(logs, peaks, strict=True)
+    )
+
+
+def _print_steps(screen: Screen, report: Report) -> None:
+    table = new_table("split", "step", "first divergence", "origin", right=("step",))
+    for one in report.origins:
+        what = shown(one.first.path, "red") if one.first else shown("none", "green")
+        table.add_row(shown(one.split), shown(str(one.step)), what, shown(one.origin))
+    screen.print()
+    screen.print(table)

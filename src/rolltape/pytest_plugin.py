@@ -1,0 +1,94 @@
+"""Recorded rollouts as fixtures of a trainer's own test suite.
+
+    def test_two_steps(tape):
+        train(tape, steps=2)                 # the first time: pytest --rolltape=record
+        assert_matches_tape(tape)            # from then on: replayed, and compared
+
+Each test has a tape of its own, in ``tapes/`` beside its file. Stages that are declared ``replay=False`` run
+in every replay; what they return is compared with what was recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    import rolltape
+
+MODES = ("replay", "record", "rewrite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--rolltape`` and the setting ``rolltape_dir``."""
+    parser.getgroup("rolltape").addoption(
+        "--rolltape",
+        choices=MODES,
+        default="replay",
+        help="replay: from tapes, and fail where one is missing (default); record: make those that are "
+        "missing; rewrite: make all of them anew",
+    )
+    parser.addini("rolltape_dir", "where tapes are, from the folder of the test file", default="tapes")
+
+
+@pytest.fixture  # type: ignore[untyped-decorator]
+def tape(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[rolltape.Tape]:
+    """The tape of this test: replayed, or recorded where ``--rolltape`` asks for it."""
+    import rolltape
+
+    folder = tape_dir(request.node, request.config.getini("rolltape_dir"))
+    mode = request.config.getoption("--rolltape")
+    there = (folder / "tape.json").is_file()
+    if mode == "replay" and not there:
+        pytest.fail(f"there is no tape of this test in {folder}: run pytest --rolltape=record", pytrace=False)
+    options: dict[str, Any] = {"mode": mode}
+    if mode == "replay" or (mode == "record" and there):
+        options = {"mode": "replay", "out": tmp_path / "rolltape-candidate"}
+    with rolltape.Tape(folder, background=False, **options) as opened:
+        yield opened
+
+
+def tape_dir(item: Any, base: str) -> Path:
+    """Where the tape of a test is: named after its file and itself, parameters included."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{item.path.stem}.{item.name}").strip("._")
+    return Path(item.path.parent, base, name)
+
+
+def assert_matches_tape(tape: rolltape.Tape, *, gate: Any = None, steps: Any = None) -> None:
+    """Assert that what this run computed is what the tape has; while recording there is nothing to assert.
+
+    ``gate`` is a gate as a mapping or the path of its file, ``steps`` as in ``"0-9"``.
+    """
+    __tracebackhide__ = True
+    from rolltape.config_file import load_file
+    from rolltape.steps import ALL_STEPS, StepSelector
+    from rolltape.storage import LocalStorage
+    from rolltape.verify import compare_tapes
+    from rolltape.verify.gate import Gate, findings, parse
+    from rolltape.verify.noise import read_floor
+    from rolltape.verify.report import report
+
+    if tape.out is None or tape.dir is None or tape.out.dir is None:
+        return
+    tape.flush()
+    rules = (
+        Gate() if gate is None else parse(load_file(gate), gate if isinstance(gate, (str, Path)) else None)
+    )
+    ours, theirs = LocalStorage(tape.dir), LocalStorage(tape.out.dir)
+    floor = read_floor(ours)
+    compared = compare_tapes(
+        ours, theirs, steps=ALL_STEPS if steps is None else StepSelector.parse(steps),
+        rules=lambda stage, name: rules.limits(stage, name, floor.of(stage, name) if floor else None),
+    )  # fmt: skip
+    compared.allow(rules.allows)
+    found = report(compared, ours, theirs)
+    wrong = findings(rules, compared.entries, found.proofs)
+    if not wrong and compared.compared:
+        return
+    causes = [f"Looks like: {cause.text}." for cause in found.causes]
+    lines = [found.sentence, *causes, *(f"  {finding.path}: {finding.text}" for finding in wrong)]
+    pytest.fail("\n".join(lines), pytrace=False)
