@@ -14,7 +14,8 @@ from rolltape import settings as settings_module
 from rolltape.config_file import load_file
 from rolltape.errors import ConfigError, MissingDependencyError
 from rolltape.policy import Mode, OnMiss, Overwrite, Policy
-from rolltape.settings import MatchLevel, OnError, Settings, parse_size, resolve
+from rolltape.settings import MatchLevel, OnError, Settings, resolve
+from rolltape.sizes import parse_size
 from rolltape.steps import ALL_STEPS, NO_STEPS, StepSelector
 
 GIVEN: dict[str, tuple[Any, str, Any]] = {

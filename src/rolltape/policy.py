@@ -173,10 +173,9 @@ class Decision:
 def decide(step: int, recorded: Collection[int], policy: Policy, *, replays: bool = True) -> Decision:
     """Decide what happens at ``step``, given the steps that are ``recorded``.
 
-    A stage that never ``replays`` is computed anew wherever another would be replayed or missed.
-
-    ``recorded`` is asked once whether it holds the step, and looked into further only to pick a substitute;
-    a sequence, which has to be in ascending order, costs a few looks then, however long it is.
+    A stage that never ``replays`` is computed anew wherever another would be replayed or missed. ``recorded``
+    is asked once whether it holds the step, and looked into further only to pick a substitute; a sequence,
+    which has to be in ascending order, costs a few looks then, however long it is.
 
     >>> policy = Policy(Mode.AUTO, steps=StepSelector.parse("1-3"), beyond=OnMiss.CYCLE)
     >>> [str(decide(step, {1, 2}, policy).action) for step in (1, 2, 3, 4)]

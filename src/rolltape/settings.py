@@ -10,16 +10,16 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 from rolltape.errors import ConfigError, RolltapeError
 from rolltape.key import check_name
 from rolltape.policy import Mode, OnMiss, Overwrite, Policy, Word
+from rolltape.sizes import parse_size
 from rolltape.steps import ALL_STEPS, NO_STEPS, StepSelector, as_step
 
-__all__ = ["MatchLevel", "OnError", "Settings", "parse_size", "resolve"]
+__all__ = ["MatchLevel", "OnError", "Settings", "resolve"]
 
 _PREFIX = "ROLLTAPE_"
 
@@ -135,23 +135,6 @@ class Settings:
     def policy(self) -> Policy:
         """The options that decide what happens at a step."""
         return Policy(self.mode, self.on_miss, self.steps, self.beyond, self.overwrite)
-
-
-def parse_size(value: object) -> int:
-    """Read a number of bytes, at least 1: an int, or text with a unit (``MB`` is 10**6, ``MiB`` is 2**20).
-
-    >>> parse_size("512MB"), parse_size("1.5 GiB")
-    (512000000, 1610612736)
-    """
-    match = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([kmgt])(i)?)?b?", str(value).strip().lower())
-    if match:
-        power = " kmgt".index(match[2] or " ")
-        size = int(Decimal(match[1]) * (1024 if match[3] else 1000) ** power)
-        if size >= 1:
-            return size
-    raise ConfigError(
-        f"{value!r} is not a number of bytes above 0", hint='write 1073741824, "512MB" or "1GiB"'
-    )
 
 
 def resolve(
