@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ def suite(tmp_path):
             *args,
         ]
         env = {**os.environ, "PYTHONPATH": str(SRC), "MAKES": "1" if makes else "0", **environ}
+        env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # it is named above, installed or not
         done = subprocess.run(command, cwd=tmp_path / "suite", capture_output=True, text=True, env=env)
         return done.returncode, done.stdout + done.stderr
 
@@ -93,3 +95,8 @@ def test_where_tapes_are_is_a_setting(suite, tmp_path):
     (tmp_path / "suite" / "pytest.ini").write_text("[pytest]\nrolltape_dir = golden/runs\n")
     assert suite("--rolltape=record", makes=True)[0] == 0
     assert (tmp_path / "suite" / "golden" / "runs" / "test_it.test_training_d" / "tape.json").is_file()
+
+
+def test_pytest_finds_it_where_it_is_installed():
+    (found,) = metadata.entry_points(group="pytest11", name="rolltape")
+    assert found.value == "rolltape.pytest_plugin"
