@@ -17,38 +17,44 @@ PAGES = [
 ]  # fmt: skip
 
 
+def press(page, key):
+    """Press a key on a page that has its script by now: right after a click it may still be loading."""
+    page.wait_for_load_state("load")
+    page.keyboard.press(key)
+
+
 def test_keys_lead_from_the_run_to_a_sample_and_back(page):
     page.goto("/t/0")
     for key in "jj":
-        page.keyboard.press(key)
+        press(page, key)
     expect(page.locator(".item.at")).to_have_text("1")
     expect(page).to_have_url(re.compile("row=1"))
-    page.keyboard.press("Enter")
+    press(page, "Enter")
     expect(page).to_have_url(re.compile("/t/0/train/rollout/1$"))
-    page.keyboard.press("n")
+    press(page, "n")
     expect(page).to_have_url(re.compile("/t/0/train/rollout/2$"))
-    page.keyboard.press("j")
-    page.keyboard.press("j")
+    press(page, "j")
+    press(page, "j")
     link = page.locator("tr.at a.open").get_attribute("href")
-    page.keyboard.press("Enter")
+    press(page, "Enter")
     expect(page).to_have_url(re.compile(link + "$"))
     first = page.url
-    page.keyboard.press("j")
+    press(page, "j")
     expect(page).not_to_have_url(first)
-    page.keyboard.press("k")
+    press(page, "k")
     expect(page).to_have_url(first)
-    page.keyboard.press("n")
+    press(page, "n")
     expect(page).not_to_have_url(first)
-    page.keyboard.press("c")
+    press(page, "c")
     expect(page).to_have_url(re.compile("color=mismatch"))
-    page.keyboard.press("u")
+    press(page, "u")
     expect(page).to_have_url(re.compile("/t/0/train/rollout/2$"))
-    page.keyboard.press("/")
+    press(page, "/")
     expect(page.locator("input[type=search]")).to_be_focused()
     page.keyboard.type("n")  # is text now
     expect(page.locator("input[type=search]")).to_have_value("n")
-    page.keyboard.press("Escape")
-    page.keyboard.press("?")
+    press(page, "Escape")
+    press(page, "?")
     expect(page.locator("#keys")).to_be_visible()
 
 
@@ -56,9 +62,9 @@ def test_back_returns_to_the_row_and_the_order_one_left(page):
     page.goto("/t/0/train/rollout/1")
     page.locator("th", has_text="length").click()
     for key in "jjj":
-        page.keyboard.press(key)
+        press(page, key)
     uid = page.locator("tr.at td.uid").text_content()
-    page.keyboard.press("Enter")
+    press(page, "Enter")
     page.wait_for_selector("#response")
     page.go_back()
     expect(page.locator("tr.at td.uid")).to_have_text(uid)
@@ -87,7 +93,7 @@ def test_light_and_dark_are_readable_and_can_be_switched(watched, server, theme)
     text, ground = colours()
     assert (ground > text) == (theme == "light")
     assert (max(text, ground) + 0.05) / (min(text, ground) + 0.05) > 7
-    page.keyboard.press("t")
+    press(page, "t")
     text, ground = colours()
     assert (ground > text) == (theme == "dark")
     page.reload()
