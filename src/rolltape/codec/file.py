@@ -33,6 +33,8 @@ ROWS_PER_GROUP = 256
 TAIL_GUESS = 64 * 1024
 DECODE_APART_FROM = 1024 * 1024
 """Stored bytes from which a column is decoded on another thread."""
+MEANWHILE_FROM = 512 * 1024
+"""Dense bytes that follow from the row bounds from which it pays to decode the rest on another thread."""
 _KEY = b"rolltape"
 
 
@@ -160,22 +162,31 @@ class RecordingFile:
     ) -> tuple[dict[str, Column], dict[str, pa.ChunkedArray]]:
         """Decode and expand columns; also the stored columns that were read, those in ``extra`` included.
 
-        Filling fresh memory takes the time, and two cores do it faster: large columns that follow from
-        the row bounds alone are filled in while the others are still being decoded.
+        Filling memory takes the time, and two cores do it faster: columns that follow from the row bounds
+        alone are filled in while the others are being decoded. Large ones are filled on other threads; of
+        small ones this thread does all, for whom a turn of the interpreter is long.
         """
         entries = self.header["columns"]
         wants = {name: needed(name, entries) & set(self._names) for name in names}
         stored: dict[str, pa.ChunkedArray] = {}
         source = Source(entries, stored, stop - start)
-        ahead: dict[str, Future[Column]] = {}
-        large = [name for name in names if dense_bytes(name, source) >= SHARE_FROM]
+        sizes = {name: dense_bytes(name, source) for name in names}
+        large = [name for name in names if sizes[name] >= SHARE_FROM]
         bounds = {name for name in set().union(*wants.values()) if name.startswith("_bound")}
+        follow = [name for name in names if sizes[name] and wants[name] <= bounds]
+        ahead: dict[str, Future[Column]] = {}
+        found: dict[str, Column] = {}
+        meanwhile = None
         if large:
             stored |= self.stored(bounds, start, stop)
-            ahead = {n: submit(_column, n, source) for n in large if wants[n] <= bounds}
-        stored |= self.stored(set(extra).union(*wants.values()) - set(stored), start, stop)
+            ahead = {n: submit(_column, n, source) for n in large if n in follow}
+        elif sum(sizes[name] for name in follow) >= MEANWHILE_FROM:
+            stored |= self.stored(bounds, start, stop)
+            meanwhile = lambda: found.update((n, _column(n, source)) for n in follow)  # noqa: E731
+        stored |= self.stored(set(extra).union(*wants.values()) - set(stored), start, stop, meanwhile)
         ahead |= {n: submit(_column, n, source) for n in large[1:] if n not in ahead}
-        return {n: ahead[n].result() if n in ahead else _column(n, source) for n in names}, stored
+        found |= {n: ahead[n].result() if n in ahead else _column(n, source) for n in names if n not in found}
+        return {n: found[n] for n in names}, stored
 
     def _whole(self, name: str, stored: dict[str, pa.ChunkedArray]) -> Bits:
         entry = self.header["wholes"][name]
@@ -184,8 +195,14 @@ class RecordingFile:
         data = np.frombuffer(bytearray(raw), dtype).reshape(entry["shape"])
         return Bits(data, entry["dtype"], entry["wrap"])
 
-    def stored(self, names: Collection[str], start: int, stop: int) -> dict[str, pa.ChunkedArray]:
-        """The Parquet columns, cut to the samples asked for."""
+    def stored(
+        self,
+        names: Collection[str],
+        start: int,
+        stop: int,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> dict[str, pa.ChunkedArray]:
+        """The Parquet columns, cut to the samples asked for; ``meanwhile`` is done while they are decoded."""
         if not names:
             return {}
         groups, first = self._groups(start, stop)
@@ -194,7 +211,15 @@ class RecordingFile:
         heavy = [name for name in names if self._weight(name, groups) >= DECODE_APART_FROM][1:]
         apart = {name: submit(self._decode, groups, [name]) for name in heavy}
         rest = [name for name in names if name not in apart]
-        tables = dict.fromkeys(rest, self._parquet.read_row_groups(groups, columns=rest, use_threads=False))
+        if meanwhile is not None:
+            apart |= dict.fromkeys(rest, submit(self._decode, groups, rest))
+            meanwhile()
+            rest = []
+        tables: dict[str, pa.Table] = {}
+        if rest:
+            tables |= dict.fromkeys(
+                rest, self._parquet.read_row_groups(groups, columns=rest, use_threads=False)
+            )
         tables |= {name: future.result() for name, future in apart.items()}
         return {name: tables[name][name].slice(start - first, stop - start) for name in names}
 
