@@ -8,6 +8,7 @@ page by the browser.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rolltape.cli import app, demo
+from rolltape.cli import demo
+from rolltape.cli import main as rolltape
 from rolltape.cli.output import Screen
 
 WIDTH = 104
@@ -41,11 +43,13 @@ def main(images: Path) -> None:
     demo.Screen = Recorded  # type: ignore[misc]
     demo._alias = lambda: None  # type: ignore[assignment]
     try:
-        app.main(["demo", "--dir", str(folder)])
+        rolltape(["demo", "--dir", str(folder)])
     except SystemExit as done:
         if done.code:
             raise
-    Recorded.made[0].save_svg(str(images / "demo.svg"), title="rolltape demo")
+    drawn = Recorded.made[0].export_svg(title="rolltape demo")
+    drawn = re.sub(r"\s*@font-face \{.*?\}", "", drawn, flags=re.DOTALL)  # fonts from a network
+    (images / "demo.svg").write_text(drawn, encoding="utf-8")
     picture = images / "demo-page.png"
     flags = "--headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=960,1080".split()
     subprocess.run(
