@@ -15,9 +15,10 @@ from typing import Any, TypeAlias
 
 from rolltape.errors import ConfigError, RolltapeError
 from rolltape.key import check_name
-from rolltape.policy import Mode, OnMiss, Overwrite, Policy, Word
+from rolltape.policy import Mode, OnMiss, Overwrite, Policy
 from rolltape.sizes import parse_size
 from rolltape.steps import ALL_STEPS, NO_STEPS, StepSelector, as_step
+from rolltape.word import Word
 
 __all__ = ["MatchLevel", "OnError", "Settings", "resolve"]
 

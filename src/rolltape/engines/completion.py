@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rolltape.policy import Word
+from rolltape.word import Word
 
 Ids: TypeAlias = np.ndarray
 """Token ids, int64."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from rolltape.batch import register_adapter
 from rolltape.errors import ConfigError
-from rolltape.policy import Word
+from rolltape.word import Word
 
 
 class LogprobKind(Word):

@@ -15,8 +15,9 @@ from typing import Any
 
 from rolltape.errors import ConfigError
 from rolltape.integrations.verl.config import ROLES, TAPE_PREFIX, Run, fingerprint, pick, plain
-from rolltape.policy import Mode, Word
+from rolltape.policy import Mode
 from rolltape.settings import Settings, resolve
+from rolltape.word import Word
 
 SWITCH = "ROLLTAPE_VERL"
 VAL = "ROLLTAPE_VERL_VAL"
