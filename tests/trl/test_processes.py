@@ -1,4 +1,4 @@
-"""Two processes under torchrun, each on its own shard; and scripts that know nothing of tapes."""
+"""Two processes under torchrun and accelerate, each on its own shard; scripts that know nothing of tapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ import pytest
 from rolltape import Tape
 
 TRAINING = Path(__file__).with_name("training.py")
-LAUNCH = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port"]
+LAUNCHERS = {
+    "torchrun": ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port"],
+    # In its words this is one machine with many processes; whether they have a GPU, the trainer says.
+    "accelerate launch": ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1",
+                          "--mixed_precision", "no", "--dynamo_backend", "no", "--num_processes", "2",
+                          "--main_process_port"],
+}  # fmt: skip
 
 SCRIPT = """
 import json, sys
@@ -38,13 +44,13 @@ def python(*arguments, **variables) -> subprocess.CompletedProcess:
     return done
 
 
-def train_on_two(model, folder, tape, mode, port) -> list[dict]:
+def train_on_two(launcher, model, folder, tape, mode, port) -> list[dict]:
     folder.mkdir()
     options = {
         "model": model, "folder": str(folder), "tape": str(tape), "mode": mode, "num_generations": 4,
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_iterations": 2,
     }  # fmt: skip
-    python(*LAUNCH, port, TRAINING, json.dumps(options))
+    python(*LAUNCHERS[launcher], port, TRAINING, json.dumps(options))
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 
@@ -53,10 +59,11 @@ def port(unused_tcp_port):
     return unused_tcp_port
 
 
-def test_two_processes_replay_their_own_shards(model, tmp_path, port) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_processes_replay_their_own_shards(launcher, model, tmp_path, port) -> None:
     tape = tmp_path / "tape"
-    recorded = train_on_two(model, tmp_path / "a", tape, "record", port)
-    replayed = train_on_two(model, tmp_path / "b", tape, "replay", port)
+    recorded = train_on_two(launcher, model, tmp_path / "a", tape, "record", port)
+    replayed = train_on_two(launcher, model, tmp_path / "b", tape, "replay", port)
     assert replayed == recorded
     assert recorded[0]["weights"] == recorded[1]["weights"]
     shards = [Tape(tape, mode="replay", rank=rank, world_size=2) for rank in (0, 1)]

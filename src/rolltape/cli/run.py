@@ -42,8 +42,8 @@ def command(
 ) -> int:
     """Run COMMAND with ROLLTAPE_MODE, ROLLTAPE_DIR and ROLLTAPE_STEPS set, and pass its exit code on.
 
-    Frameworks that have an integration (verl, ROLL) need nothing else; a program that opens its tape with
-    Tape.from_env() finds it too.
+    verl and ROLL need nothing else. TRL: python -m rolltape.integrations.trl train.py; slime and miles:
+    --rollout-function-path, see their pages. A program that opens its tape with Tape.from_env() finds it too.
     """
     tape = os.path.abspath(os.path.expanduser(folder))
     if mode == Mode.REPLAY and on_miss is None and not os.path.isfile(os.path.join(tape, "tape.json")):
