@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+from numpy.lib.stride_tricks import sliding_window_view
 
 from rolltape.batch import dtypes
 from rolltape.batch.columns import ArrayColumn, RaggedColumn
@@ -57,11 +58,15 @@ def expand_array(name: str, source: Source) -> ArrayColumn:
         return ArrayColumn(_raw(source.stored[name], entry["dtype"], shape), entry["dtype"])
     part, count = dtypes.component(entry["dtype"])
     width = math.prod(entry["shape"]) * count
-    copied = all(piece in source.small for piece in entry.get("of", [name]))
-    make = np.zeros if not copied and _zero_base(entry, source.entries) else np.empty
-    out = make((source.samples, width), storage(entry["dtype"]))
-    _fill(out, name, source, part)
-    if out.nbytes < SHARE_FROM:
+    small = dense_bytes(name, source) < SHARE_FROM
+    if small and entry["layout"] in ("const", "ramp"):
+        out = _all_rows(entry, source, width)
+    else:
+        copied = all(piece in source.small for piece in entry.get("of", [name]))
+        make = np.zeros if not copied and _zero_base(entry, source.entries) else np.empty
+        out = make((source.samples, width), storage(entry["dtype"]))
+        _fill(out, name, source, part)
+    if small:
         source.small[name] = out
     data = out.reshape(-1).view(dtypes.storage_dtype(entry["dtype"])).reshape(shape)
     return ArrayColumn(data, entry["dtype"])
@@ -106,6 +111,24 @@ def needed(name: str, entries: Mapping[str, Json]) -> set[str]:
     if entry.get("layout") in ("const", "ramp"):
         return columns
     return columns | {name}
+
+
+def _all_rows(entry: Json, source: Source, width: int) -> np.ndarray:
+    """A small column that follows from the row bounds. Row by row the interpreter would take the time."""
+    dtype = storage(entry["dtype"])
+    starts, stops = source.bound(entry["start"]), source.bound(entry["stop"])
+    if entry["layout"] == "const":
+        values = np.array([entry["left"] or 0, entry["fill"], entry["right"] or 0], f"u{dtype.itemsize}")
+        counts = np.stack([starts, stops - starts, width - stops], axis=1)
+        return np.repeat(np.tile(values, len(counts)), counts.ravel()).view(dtype).reshape(len(starts), width)
+    count = np.zeros(2 * width, dtype)
+    count[width:] = np.arange(width)
+    rows: np.ndarray = sliding_window_view(count, width)[width - starts]
+    if entry["tail"] != "run":
+        lasts = np.maximum(stops - starts - 1, 0)
+        for row, stop, last in zip(rows, stops.tolist(), lasts.tolist(), strict=True):
+            row[stop:] = last
+    return rows
 
 
 def _zero_base(entry: Json, entries: Mapping[str, Json]) -> bool:
@@ -175,11 +198,16 @@ def _span(out: np.ndarray, name: str, source: Source, part: str) -> None:
     entry = source.entries[name]
     starts = source.bound(entry["start"])
     lengths = source.bound(entry["stop"]) - starts
+    one_each = bool((lengths == 1).all())
     row = 0
     for values, offsets in _pieces(source.stored[name], part):
         count = len(offsets) - 1
         if not np.array_equal(np.diff(offsets), lengths[row : row + count]):
             raise CorruptFileError(f"the rows of column {name!r} do not have the lengths the file says")
+        if one_each:  # such as the reward at the last token
+            out[np.arange(row, row + count), starts[row : row + count]] = values
+            row += count
+            continue
         begins = starts[row : row + count].tolist()
         for target, start, low, high in zip(
             out[row : row + count], begins, offsets.tolist(), offsets[1:].tolist(), strict=False

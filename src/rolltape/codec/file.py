@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,8 @@ ROWS_PER_GROUP = 256
 TAIL_GUESS = 64 * 1024
 DECODE_APART_FROM = 1024 * 1024
 """Stored bytes from which a column is decoded on another thread."""
-MEANWHILE_FROM = 512 * 1024
-"""Dense bytes that follow from the row bounds from which it pays to decode the rest on another thread."""
+HALVE_FROM = 64 * 1024
+"""Stored bytes of all columns from which another thread decodes half of them."""
 _KEY = b"rolltape"
 
 
@@ -155,38 +156,53 @@ class RecordingFile:
 
     def verify(self) -> None:
         """Check every checksum of the file; raises at the first that fails."""
-        self._load(range(len(self._chunks)))
+        self._load(self._names, range(self._parquet.num_row_groups))
 
     def _expand(
         self, names: Sequence[str], extra: Sequence[str], start: int, stop: int
     ) -> tuple[dict[str, Column], dict[str, pa.ChunkedArray]]:
         """Decode and expand columns; also the stored columns that were read, those in ``extra`` included.
 
-        Filling memory takes the time, and two cores do it faster: columns that follow from the row bounds
-        alone are filled in while the others are being decoded. Large ones are filled on other threads; of
-        small ones this thread does all, for whom a turn of the interpreter is long.
+        Filling memory takes the time, and two cores do it faster: large columns that follow from the row
+        bounds alone are filled in on other threads while the others are being decoded. Small ones are all
+        filled by this thread, for whom a turn of the interpreter is long; another decodes meanwhile.
         """
         entries = self.header["columns"]
-        wants = {name: needed(name, entries) & set(self._names) for name in names}
+        wants = {name: needed(name, entries) & self._index.keys() for name in names}
+        everything = set(extra).union(*wants.values())
         stored: dict[str, pa.ChunkedArray] = {}
         source = Source(entries, stored, stop - start)
-        sizes = {name: dense_bytes(name, source) for name in names}
-        large = [name for name in names if sizes[name] >= SHARE_FROM]
-        bounds = {name for name in set().union(*wants.values()) if name.startswith("_bound")}
-        follow = [name for name in names if sizes[name] and wants[name] <= bounds]
-        ahead: dict[str, Future[Column]] = {}
+        large = [name for name in names if dense_bytes(name, source) >= SHARE_FROM]
         found: dict[str, Column] = {}
-        meanwhile = None
+        ahead: dict[str, Future[Column]] = {}
         if large:
+            bounds = {name for name in everything if name.startswith("_bound")}
             stored |= self.stored(bounds, start, stop)
-            ahead = {n: submit(_column, n, source) for n in large if n in follow}
-        elif sum(sizes[name] for name in follow) >= MEANWHILE_FROM:
-            stored |= self.stored(bounds, start, stop)
-            meanwhile = lambda: found.update((n, _column(n, source)) for n in follow)  # noqa: E731
-        stored |= self.stored(set(extra).union(*wants.values()) - set(stored), start, stop, meanwhile)
-        ahead |= {n: submit(_column, n, source) for n in large[1:] if n not in ahead}
+            ahead = {n: submit(_column, n, source) for n in large if wants[n] <= bounds}
+            stored |= self.stored(everything - bounds, start, stop)
+            ahead |= {n: submit(_column, n, source) for n in large[1:] if n not in ahead}
+        else:
+            groups, first = self._groups(start, stop)
+            apart = self._heavier_half(everything, groups)
+            self._load(apart, groups)
+            decoded = submit(self._decode, groups, apart) if apart else None
+            stored |= self.stored(everything.difference(apart), start, stop)
+            found |= {n: _column(n, source) for n in names if wants[n].isdisjoint(apart)}
+            if decoded is not None:
+                stored |= _cut(decoded.result(), apart, start - first, stop - first)
         found |= {n: ahead[n].result() if n in ahead else _column(n, source) for n in names if n not in found}
         return {n: found[n] for n in names}, stored
+
+    def _heavier_half(self, names: Collection[str], groups: list[int]) -> list[str]:
+        """The heaviest columns that together are about half of these, if that is enough for a thread."""
+        weights = {name: self._weight(name, groups) for name in names}
+        total = sum(weights.values())
+        chosen: list[str] = []
+        if len(weights) > 1 and total >= HALVE_FROM:
+            order = iter(sorted(weights, key=lambda name: -weights[name]))
+            while 2 * sum(weights[name] for name in chosen) < total:
+                chosen.append(next(order))
+        return chosen
 
     def _whole(self, name: str, stored: dict[str, pa.ChunkedArray]) -> Bits:
         entry = self.header["wholes"][name]
@@ -195,33 +211,20 @@ class RecordingFile:
         data = np.frombuffer(bytearray(raw), dtype).reshape(entry["shape"])
         return Bits(data, entry["dtype"], entry["wrap"])
 
-    def stored(
-        self,
-        names: Collection[str],
-        start: int,
-        stop: int,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> dict[str, pa.ChunkedArray]:
-        """The Parquet columns, cut to the samples asked for; ``meanwhile`` is done while they are decoded."""
+    def stored(self, names: Collection[str], start: int, stop: int) -> dict[str, pa.ChunkedArray]:
+        """The Parquet columns, cut to the samples asked for."""
         if not names:
             return {}
         groups, first = self._groups(start, stop)
-        width = len(self._names)
-        self._load(group * width + self._index[name] for group in groups for name in names)
+        self._load(names, groups)
         heavy = [name for name in names if self._weight(name, groups) >= DECODE_APART_FROM][1:]
         apart = {name: submit(self._decode, groups, [name]) for name in heavy}
         rest = [name for name in names if name not in apart]
-        if meanwhile is not None:
-            apart |= dict.fromkeys(rest, submit(self._decode, groups, rest))
-            meanwhile()
-            rest = []
-        tables: dict[str, pa.Table] = {}
-        if rest:
-            tables |= dict.fromkeys(
-                rest, self._parquet.read_row_groups(groups, columns=rest, use_threads=False)
-            )
-        tables |= {name: future.result() for name, future in apart.items()}
-        return {name: tables[name][name].slice(start - first, stop - start) for name in names}
+        table = self._parquet.read_row_groups(groups, columns=rest, use_threads=False)
+        stored = _cut(table, rest, start - first, stop - first)
+        for name, future in apart.items():
+            stored |= _cut(future.result(), [name], start - first, stop - first)
+        return stored
 
     def _decode(self, groups: list[int], names: list[str]) -> pa.Table:
         # Other threads have readers of their own, because readers are not to be shared.
@@ -245,17 +248,22 @@ class RecordingFile:
             at += rows
         return groups, first
 
-    def _load(self, chunks: Iterable[int]) -> None:
-        width = len(self._names)
-        for at in chunks:
+    def _load(self, names: Iterable[str], groups: Iterable[int]) -> None:
+        """Read the chunks of these columns, and check them."""
+        for name, group in product(names, groups):
+            at = group * len(self._names) + self._index[name]
             if at in self._loaded:
                 continue
             chunk = self._chunks[at]
             data = memoryview(self._read(chunk.offset, chunk.size))
-            check_chunk(chunk, data, self._names[at % width])
+            check_chunk(chunk, data, name)
             if not self._in_memory:
                 self._image[chunk.offset : chunk.offset + chunk.size] = data
             self._loaded.add(at)
+
+
+def _cut(table: pa.Table, names: Iterable[str], start: int, stop: int) -> dict[str, pa.ChunkedArray]:
+    return {name: table[name].slice(start, stop - start) for name in names}
 
 
 def _column(name: str, source: Source) -> Column:
