@@ -59,7 +59,7 @@ def expand_array(name: str, source: Source) -> ArrayColumn:
     part, count = dtypes.component(entry["dtype"])
     width = math.prod(entry["shape"]) * count
     small = dense_bytes(name, source) < SHARE_FROM
-    if small and entry["layout"] in ("const", "ramp"):
+    if small and width and entry["layout"] in ("const", "ramp"):
         out = _all_rows(entry, source, width)
     else:
         copied = all(piece in source.small for piece in entry.get("of", [name]))
@@ -125,7 +125,7 @@ def _all_rows(entry: Json, source: Source, width: int) -> np.ndarray:
     count[width:] = np.arange(width)
     rows: np.ndarray = sliding_window_view(count, width)[width - starts]
     if entry["tail"] != "run":
-        lasts = np.maximum(stops - starts - 1, 0)
+        lasts = count[width:][np.maximum(stops - starts - 1, 0)]  # a small dtype may have overflowed
         for row, stop, last in zip(rows, stops.tolist(), lasts.tolist(), strict=True):
             row[stop:] = last
     return rows
