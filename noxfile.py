@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import envs  # noqa: E402
+import plots  # noqa: E402
 from tally import RESULTS  # noqa: E402
 
 MAIN_PYTHON = "3.11"
@@ -20,6 +21,9 @@ MAIN_PYTHON = "3.11"
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 """What Chromium is called."""
+
+TWO_AT_ONCE = ("-n", "2", "--dist", "loadfile")
+"""For suites whose tests mostly wait for other processes, or use one core each."""
 
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["lint", "core", "light-3.10", "light-3.13", "verl", "trl", "engines", "viewer"]
@@ -38,7 +42,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def core(session: nox.Session) -> None:
     """Every test, with torch and all extras."""
-    run_tests(session, "core", envs.find_python_or_own(MAIN_PYTHON), "-n", "2", "--dist", "loadfile")
+    run_tests(session, "core", envs.find_python_or_own(MAIN_PYTHON), *TWO_AT_ONCE)
 
 
 @nox.session(name="light-3.10")
@@ -62,7 +66,9 @@ def verl(session: nox.Session) -> None:
 @nox.session
 def trl(session: nox.Session) -> None:
     """TRL's real trainers, on CPU, in one process and in two; and the loggers people use with them."""
-    run_tests(session, "trl", envs.find_python_or_own(MAIN_PYTHON), "tests/trl", "-W", "default")
+    run_tests(
+        session, "trl", envs.find_python_or_own(MAIN_PYTHON), "tests/trl", "-W", "default", *TWO_AT_ONCE
+    )
 
 
 @nox.session
@@ -75,6 +81,7 @@ def engines(session: nox.Session) -> None:
 def viewer(session: nox.Session) -> None:
     """The rollout viewer, in a real browser and in a terminal, on tapes of the reference trainer."""
     have_chromium(session)
+    have_plots(session)
     run_tests(session, "viewer", envs.find_python_or_own(MAIN_PYTHON), "tests/viewer")
 
 
@@ -94,7 +101,7 @@ def light(session: nox.Session, version: str) -> None:
     python = envs.find_python(version)
     if python is None:
         session.skip(f"no Python {version} on this machine")
-    run_tests(session, "light", python)
+    run_tests(session, "light", python, *TWO_AT_ONCE)
 
 
 def run_tests(session: nox.Session, stack: str, interpreter: envs.Interpreter, *options: str) -> None:
@@ -102,8 +109,8 @@ def run_tests(session: nox.Session, stack: str, interpreter: envs.Interpreter, *
     env = clone_as_installed(session, python) | {"ROLLTAPE_STACK": stack}
     results = RESULTS / f"{session.name}.xml"
     with envs.phase(f"{session.name}: tests on Python {interpreter.version}"):
-        command = [python, "-m", "pytest", f"--junitxml={results}", *options, *session.posargs]
-        session.run(*command, env=env, external=True)
+        command = [python, "-m", "pytest", f"--junitxml={results}", "--durations=5", *options]
+        session.run(*command, *session.posargs, env=env, external=True)
 
 
 def run_module(session: nox.Session, stack: str, module: str, *args: str) -> None:
@@ -121,12 +128,26 @@ def have_chromium(session: nox.Session) -> None:
             "the viewer's tests need Chromium, and only root on Debian can be given it here: "
             "install the package chromium, then run this again"
         )
+    apt = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300"]  # another run may be at it
+    quiet = {"external": True, "silent": True, "env": {"DEBIAN_FRONTEND": "noninteractive"}}
     with envs.phase("viewer: installing Chromium"):
-        quiet = {"external": True, "silent": True, "env": {"DEBIAN_FRONTEND": "noninteractive"}}
-        session.run("apt-get", "update", **quiet)
+        session.run(*apt, "update", **quiet)
         session.run(
-            "apt-get", "install", "-y", "--no-install-recommends", "chromium", "fonts-dejavu-core", **quiet
+            *apt, "install", "-y", "--no-install-recommends", "chromium", "fonts-dejavu-core", **quiet
         )
+    if not any(map(shutil.which, BROWSERS)):
+        session.error("apt-get installed chromium, and there is still none on PATH (Ubuntu's is a snap)")
+
+
+def have_plots(session: nox.Session) -> None:
+    """The library that draws the viewer's plots, which a clone lacks until something is built of it."""
+    if plots.is_there():
+        return
+    python = sys.executable
+    if plots.find_npm() is None:
+        python = environment(session, "node", envs.find_python_or_own(MAIN_PYTHON))
+    with envs.phase("viewer: fetching its plot library"):
+        session.run(python, str(ROOT / "tools" / "plots.py"), external=True, log=False)
 
 
 def environment(session: nox.Session, stack: str, interpreter: envs.Interpreter) -> str:

@@ -32,6 +32,7 @@ TOKENS = 2048
 """The longest response; a fifth of that on average."""
 
 PROMISES: dict[str, tuple[str, float]] = {
+    "from the command to the first page, seconds": ("<=", 1.0),
     "first page, seconds": ("<=", 1.0),
     "step page, seconds": ("<=", 1.0),
     "sample page, seconds": ("<=", 0.3),

@@ -28,9 +28,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     work = tmp_path_factory.mktemp("wheel")
     clone = work / "clone"
     skip = shutil.ignore_patterns("*.egg-info", "__pycache__")
-    for folder in ("src", "tests"):
+    for folder in ("src", "tests", "tools", "requirements"):
         shutil.copytree(ROOT / folder, clone / folder, ignore=skip)
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
+    for file in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, clone)
     pip_wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     built = subprocess.run([*pip_wheel, "--wheel-dir", work, clone], capture_output=True, text=True)

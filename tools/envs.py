@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STAMP = ".complete"
 STACKS = {
     "nox": ("nox",),
+    "node": ("node",),
     "lint": ("lint",),
     "light": ("light",),
     "core": ("torch", "core"),

@@ -72,6 +72,7 @@ def test_a_token_is_asked_for_once(runs):
 
 PATHS = [
     "/static/../guard.py", "/static/..%2fguard.py", "/static/%2e%2e/guard.py", "/static//etc/passwd",
+    "/static/uplot/LICENSE", "/static/lock.sha256",
     "/t/0/../../../../etc/passwd/0", "/t/0/..%2f..%2f/rollout/0", "/t/0/train/..%2f..%2f..%2fetc/0",
     "/t/0/%2e%2e/%2e%2e/0", "/t/0/train/%00/0", "/t/0//etc/passwd/0", "/t/0/train/rollout/-1",
     "/t/-1", "/t/99999999999999999999", "/t/0/train/rollout/99999999999999999999999", "/series/0/../..",

@@ -105,14 +105,24 @@ def test_a_run_a_step_and_a_comparison_of_payloads_run_nothing(watched, address)
     for payload in PAYLOADS[:20]:
         name = visible(_storable(payload))
         expect(page.locator("figcaption", has_text=re.compile(f"^{re.escape(name)}$"))).to_have_count(1)
+    read_every_plot(page)
     page.goto("/t/0/train/rollout/0")
     expect(page.locator("#groups tbody tr")).to_have_count(COUNT)
     shown = page.locator("#groups td.prompt a").all_text_contents()
     assert shown == [brief(payload) or "(no text)" for payload in PAYLOADS]
     page.locator("th", has_text="prompt").click()
     page.goto("/c/0/1")
+    read_every_plot(page)
     page.goto("/c/0/1/train/rollout/0")
     page.goto("/c/0/1/train/rollout/0/3")
+
+
+def read_every_plot(page):
+    """Point at a step, which all plots then read out, and open all tables."""
+    page.locator(".u-over").first.hover()
+    assert "" not in page.locator(".read").all_text_contents()
+    page.evaluate("document.querySelectorAll('.values').forEach((one) => { one.open = true; })")
+    expect(page.locator(".values tbody")).to_have_count(page.locator("figure").count())
 
 
 @pytest.mark.parametrize("stage", ["rollout", "chat"])

@@ -152,7 +152,10 @@ def test_numbers_that_are_none_are_shown_as_such(watched, tmp_path, value):
         page = watched(base_url=address).page
         page.goto("/t/0")
         page.wait_for_selector("[data-done]")
-        expect(page.locator("figure", has_text="loss").locator("rect.broken")).to_have_count(1)
+        figure = page.locator("figure", has_text="loss")
+        figure.locator(".plot").focus()
+        page.keyboard.press("Home")
+        expect(figure.locator(".read")).to_have_text(f"step 0: {value}")
         page.goto("/t/0/train/rollout/0")
         expect(page.locator("#groups tbody tr")).to_have_count(1)
         page.goto("/t/0/train/rollout/0/0")
@@ -182,3 +185,43 @@ def test_a_damaged_file_is_said_and_hides_nothing_else(watched, runs, tmp_path):
         expect(one.page.locator("pre")).to_contain_text("step_000001.parquet")
         assert one.page.goto("/t/0/train/rollout/2").status == 200
         one.problems.clear()  # the browser notes the 500
+
+
+def test_a_reward_without_uids_is_matched_by_its_order(watched, tmp_path):
+    """As TRL records it: the reward of a batch is an array, the samples are known by their prompts."""
+    rewards = np.array([[0.5, 1.0], [0.25, 0.0], [2.0, 1.0]], np.float32)
+    with rolltape.Tape(tmp_path / "t", mode="record") as tape, tape.step(0):
+        rollout = {"uid": ["a", "a", "b"], "prompt": ["p", "p", "q"], "completion_text": ["x", "y", "z"]}
+        tape.stage("rollout")(lambda: rollout)()
+        tape.stage("reward")(lambda: {"rewards": rewards})()
+    with serve(Library([str(tmp_path / "t")])) as address:
+        page = watched(base_url=address).page
+        page.goto("/t/0/train/rollout/0")
+        expect(page.locator('td[data-label="best"]')).to_have_text(["1.5", "3"])
+        expect(page.locator('td[data-label="worst"]')).to_have_text(["0.25", "3"])
+        expect(page.locator('td[data-label="cut"]')).to_have_text(["–", "–"])
+        page.goto("/t/0/train/rollout/0/1")
+        expect(page.locator(".facts")).to_contain_text("reward 0.25")
+
+
+def test_a_tokenizer_says_what_a_tape_of_token_ids_says(watched, tmp_path):
+    """As verl records it: padded ids, a mask, and no text of the response."""
+    with rolltape.Tape(tmp_path / "t", mode="record") as tape, tape.step(0):
+        batch = {
+            "uid": ["a", "a"],
+            "prompts": np.array([[0, 0, 104, 105], [0, 0, 104, 105]]),
+            "responses": np.array([[111, 107, 0], [110, 111, 33]]),
+            "attention_mask": np.array([[0, 0, 1, 1, 1, 1, 0], [0, 0, 1, 1, 1, 1, 1]]),
+        }
+        tape.stage("rollout")(lambda: batch)()
+    with serve(Library([str(tmp_path / "t")], lambda ids: bytes(ids).decode())) as address:
+        page = watched(base_url=address).page
+        for sample, text in enumerate(["ok", "no!"]):
+            page.goto(f"/t/0/train/rollout/0/{sample}")
+            expect(page.locator("#prompt pre")).to_have_text("hi")
+            expect(page.locator("#response pre")).to_have_text(text)
+        expect(page.locator("#color")).to_have_count(0)
+        page.hover('.tokens[data-side="response"] .tok >> nth=2')
+        expect(page.locator("#tip")).to_contain_text("id 33")
+        page.goto("/t/0/train/rollout/0?q=no!")
+        expect(page.locator("#groups td.prompt")).to_have_text("hi")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
 import webbrowser
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -18,7 +20,6 @@ from rolltape.cli.progress import progress_bar
 from rolltape.cli.visible import shown
 from rolltape.errors import ConfigError
 from rolltape.steps import StepSelector
-from rolltape.tape.summary import amount
 
 if TYPE_CHECKING:
     from rolltape.viewer.library import Library
@@ -46,11 +47,12 @@ def command(
     """
     if (export is None) != (steps is None):
         raise click.UsageError("--export and --steps go together, as in --export out.html --steps 0-9")
-    from rolltape.viewer.guard import check_address
-    from rolltape.viewer.library import Library
-    from rolltape.viewer.tokenizer import load_tokenizer
+    with uncollected():
+        from rolltape.viewer.guard import check_address
+        from rolltape.viewer.library import Library
+        from rolltape.viewer.tokenizer import load_tokenizer
 
-    library = Library(tapes, None if tokenizer is None else load_tokenizer(tokenizer))
+        library = Library(tapes, None if tokenizer is None else load_tokenizer(tokenizer))
     if export is not None and steps is not None:
         return _export(library, export, steps)
     check_address(host, token)
@@ -58,6 +60,7 @@ def command(
 
 
 def _export(library: Library, path: str, steps: StepSelector) -> Exit:
+    from rolltape.tape.summary import amount
     from rolltape.viewer.export import export_pages
 
     with progress_bar() as told:
@@ -72,18 +75,22 @@ def _export(library: Library, path: str, steps: StepSelector) -> Exit:
 
 def _serve(library: Library, host: str, port: int, token: str | None, follow: bool, show: bool) -> Exit:
     from rolltape.viewer.needs import missing
-    from rolltape.viewer.server import Viewer
 
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise missing(error, "view") from error
-    viewer = Viewer(library, follow=follow, token=token)
+    with uncollected():
+        from rolltape.viewer.server import Viewer
+
+        try:
+            import uvicorn
+        except ImportError as error:
+            raise missing(error, "view") from error
+        viewer = Viewer(library, follow=follow, token=token)
     listening = _listen(host, port)
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{listening.getsockname()[1]}/"
     whole = f"{address}?{urlencode({'token': token})}" if token else address
     Screen().print(shown(whole), soft_wrap=True)
+    if viewer.notice:
+        complain(viewer.notice)
     complain("Ctrl-C ends it")
     if show:  # on another thread: a browser of the terminal would wait for us, and we for it
         threading.Thread(target=webbrowser.open, args=(whole,), daemon=True).start()
@@ -91,6 +98,17 @@ def _serve(library: Library, host: str, port: int, token: str | None, follow: bo
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listening])
     return Exit.CLEAN
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Spares the garbage collector for a while: what imports make stays, and looking through it is a quarter
+    of their time, for which whoever opens a run waits."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rolltape.viewer.series import NAMES, Summary
+from rolltape.viewer.summary import NAMES, Summary
+
+Value = float | str | None
+"""A number, the name of one that is not finite, or nothing."""
 
 FIRST = (
     "reward", "rewards", "score", "loss", "pg_loss", "grad_norm", "kl", "kl_loss", "entropy",
@@ -18,10 +21,12 @@ FIRST = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve. A point is a step, its value and, where there is a band, the lowest and the highest."""
+    """One curve: a value for every step of its chart, None where there is none, and the edges of its band."""
 
     name: str
-    points: list[list[Any]]
+    values: list[Value]
+    low: list[Value] | None = None
+    high: list[Value] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class Chart:
     """One plot."""
 
     title: str
+    steps: list[int]
     lines: list[Line]
     href: str
     """Where a click on step ``{}`` leads; empty for nowhere."""
@@ -37,9 +43,16 @@ class Chart:
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """For the page's script: no more digits than can be seen."""
-        lines = [{"name": line.name, "points": [seen(point) for point in line.points]} for line in self.lines]
-        return {"title": self.title, "lines": lines, "href": self.href, "mark": self.mark, "note": self.note}
+        """For the page's script. Every digit is there: two runs may part in the last."""
+        lines = [
+            {"name": line.name, "values": line.values}
+            | ({} if line.low is None else {"low": line.low, "high": line.high})
+            for line in self.lines
+        ]
+        return {
+            "title": self.title, "steps": self.steps, "lines": lines, "href": self.href, "mark": self.mark,
+            "note": self.note,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +70,30 @@ def summary_charts(summaries: Sequence[Summary], href: str) -> list[Chart]:
     """What the recordings add up to."""
     found = []
     for name, title in NAMES.items():
-        points = [[s.step, *map(number, s.values[name])] for s in summaries if name in s.values]
-        if points:
-            found.append(Chart(title, [Line("mean", [_trimmed(point) for point in points])], href))
+        some = [summary for summary in summaries if name in summary.values]
+        value, low, high = ([number(s.values[name][at]) for s in some] for at in range(3))
+        banded = any(edge is not None for edge in low)
+        line = Line("mean", value, low, high) if banded else Line("mean", value)
+        if some:
+            found.append(Chart(title, [summary.step for summary in some], [line], href))
     return found
 
 
 def metric_charts(metrics: Mapping[int, Mapping[str, object]], href: str) -> list[Chart]:
     """What was logged, one chart for each metric that is a number."""
-    return [Chart(name, [Line(name, line)], href) for name, line in curves(metrics).items()]
+    return [
+        Chart(name, list(curve), [Line(name, list(curve.values()))], href)
+        for name, curve in curves(metrics).items()
+    ]
 
 
-def curves(metrics: Mapping[int, Mapping[str, object]]) -> dict[str, list[list[Any]]]:
-    """The points of every metric, the telling ones first."""
-    found: dict[str, list[list[Any]]] = {}
+def curves(metrics: Mapping[int, Mapping[str, object]]) -> dict[str, dict[int, Value]]:
+    """The values of every metric by step, the telling metrics first."""
+    found: dict[str, dict[int, Value]] = {}
     for step in sorted(metrics):
         for name, value in metrics[step].items():
             if isinstance(value, (int, float)):
-                found.setdefault(name, []).append([step, number(float(value))])
+                found.setdefault(name, {})[step] = number(float(value))
     return {name: found[name] for name in sorted(found, key=_rank)}
 
 
@@ -89,30 +108,32 @@ def both_charts(
     charts = []
     for name in ours:
         if name in theirs:
-            step = parting(dict(ours[name]), dict(theirs[name]))
-            note = (
-                "the same at every step"
-                if step is None
-                else f"parts at step {step}, {_apart(ours[name], theirs[name])}"
-            )
-            charts.append(
-                Chart(name, [Line(names[0], ours[name]), Line(names[1], theirs[name])], href, step, note)
-            )
+            mine, other = ours[name], theirs[name]
+            step = parting(mine, other)
+            note = "the same at every step"
+            if step is not None:
+                note = f"parts at step {step}, {_apart(mine, other)}"
+            steps = sorted({*mine, *other})
+            lines = [
+                Line(which, [curve.get(at) for at in steps])
+                for which, curve in zip(names, (mine, other), strict=True)
+            ]
+            charts.append(Chart(name, steps, lines, href, step, note))
     return sorted(charts, key=lambda chart: math.inf if chart.mark is None else chart.mark)
 
 
-def parting(left: Mapping[int, Any], right: Mapping[int, Any]) -> int | None:
+def parting(left: Mapping[int, Value], right: Mapping[int, Value]) -> int | None:
     """The first step at which both have a value and it is not the same."""
     return next((step for step in sorted(left) if step in right and left[step] != right[step]), None)
 
 
-def _apart(ours: list[list[Any]], theirs: list[list[Any]]) -> str:
+def _apart(ours: Mapping[int, Value], theirs: Mapping[int, Value]) -> str:
     """How far two curves are apart where they are furthest."""
-    right = dict(theirs)
-    pairs = [(value, right[step]) for step, value in ours if step in right]
-    if any(isinstance(value, str) for pair in pairs for value in pair if pair[0] != pair[1]):
+    pairs = [(value, theirs[step]) for step, value in ours.items() if theirs.get(step, value) != value]
+    gaps = [abs(a - b) for a, b in pairs if isinstance(a, float) and isinstance(b, float)]
+    if len(gaps) < len(pairs):
         return "not finite on one side"
-    return f"at most {max(abs(a - b) for a, b in pairs if a != b):.2g} apart"
+    return f"at most {max(gaps):.2g} apart"
 
 
 def strip(stage: str, steps: Sequence[int], first: int, last: int) -> Strip:
@@ -130,18 +151,14 @@ def strip(stage: str, steps: Sequence[int], first: int, last: int) -> Strip:
     return Strip(stage, len(steps), runs, last - first + 1 - len(steps))
 
 
-def number(value: float | None) -> float | str | None:
+def number(value: float | None) -> Value:
     """A float that JSON has a word for; the others as text."""
     return str(value) if value is not None and not math.isfinite(value) else value
 
 
-def seen(point: list[Any]) -> list[Any]:
+def shortened(values: Sequence[Any]) -> list[Any]:
     """Floats with no more digits than can be seen."""
-    return [float(f"{value:.7g}") if type(value) is float else value for value in point]
-
-
-def _trimmed(point: list[Any]) -> list[Any]:
-    return point if point[2] is not None else point[:2]
+    return [float(f"{value:.7g}") if type(value) is float else value for value in values]
 
 
 def _rank(name: str) -> tuple[int, str]:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rolltape.errors import StepMissingError
 from rolltape.steps import StepSelector
+from rolltape.viewer import assets
 from rolltape.viewer.library import Library
 from rolltape.viewer.pages import Page, Pages
 from rolltape.viewer.roles import main_stage
 from rolltape.viewer.series import Series
-from rolltape.viewer.server import static
 from rolltape.viewer.step import StepView
 
 PREFIX = "#"
@@ -24,12 +24,15 @@ def export_pages(
     """One HTML document with the runs, the chosen steps of each and all of their samples."""
     pages = Pages(library, PREFIX)
     found = list(_pages(library, pages, steps, progress))
-    style, script = static("viewer.css"), static("viewer.js")
+    files = assets.load()
+    style = "\n".join(files[name] for name in assets.styles(files))
+    script = "\n".join(files[name] for name in assets.scripts(files))
     return pages.frame(
         "export.html",
         title=", ".join(library.name(at) for at in range(len(library.tapes))),
         follow=False,
         pages=found,
+        notice=assets.notice(files),
         style=style,
         script=script,
         style_hash=_hash(style),

@@ -12,6 +12,7 @@ from rolltape.cli.cells import Cell
 from rolltape.cli.sample import Field, field_text
 from rolltape.errors import ConfigError
 from rolltape.viewer.prompts import is_rollout
+from rolltape.viewer.rows import Id
 from rolltape.viewer.step import StepView
 
 
@@ -29,7 +30,8 @@ class Group:
     length: float | None
     """Mean tokens of a response."""
     longest: int | None
-    truncated: int
+    truncated: int | None
+    """How many were cut at their longest; None where nothing says."""
 
     @property
     def best(self) -> int:
@@ -40,11 +42,17 @@ class Group:
         return self.samples[-1]
 
 
+def group_name(sample: Id) -> str:
+    """What the group of a sample is called: by its uid; without one it is a group of its own."""
+    uid, index = sample
+    return uid or f"#{index}"
+
+
 def find_groups(view: StepView, *, lengths: bool = True) -> list[Group]:
     """Every group of a step, in the order of the recording; ``lengths`` of responses are read too."""
     members: dict[str, list[int]] = {}
-    for at, (uid, index) in enumerate(view.main.ids):
-        members.setdefault(uid or f"#{index}", []).append(at)
+    for at, one in enumerate(view.main.ids):
+        members.setdefault(group_name(one), []).append(at)
     rewards = view.numbers(view.roles.reward)
     tokens, cut = (view.main.lengths[1], view.truncated) if lengths else (None, None)
     return [_group(uid, samples, rewards, tokens, cut) for uid, samples in members.items()]
@@ -70,7 +78,7 @@ def _group(
         spread=max(known) - min(known) if known else None,
         length=None if lengths is None else float(np.mean(lengths[samples])),
         longest=None if lengths is None else int(np.max(lengths[samples])),
-        truncated=0 if cut is None else int(np.sum(cut[samples])),
+        truncated=None if cut is None else int(np.sum(cut[samples])),
     )
 
 

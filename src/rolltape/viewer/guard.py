@@ -22,7 +22,7 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     ]
 )
-"""Scripts and styles are our own two files; nothing in a page runs, nothing leaves."""
+"""Scripts and styles are files of this server; nothing in a page runs, nothing leaves."""
 
 HEADERS = {
     "content-security-policy": POLICY,

@@ -7,14 +7,17 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rolltape.cli.tapes import OpenTape, is_name, open_tape, order, shelves
 from rolltape.key import Key, metrics_path
 from rolltape.tape.metrics import read_metrics
 from rolltape.tape.missing import explain_missing
 from rolltape.tape.recording import Recording
-from rolltape.viewer.rows import Rows
 from rolltape.viewer.tokenizer import Decode
+
+if TYPE_CHECKING:
+    from rolltape.viewer.rows import Rows
 
 MOST_OPEN = 32
 """How many stages of steps stay open; what was read of them stays in memory."""
@@ -81,6 +84,8 @@ class Library:
 
         ``keep`` it open for the next page; what is not kept is no other thread's either.
         """
+        from rolltape.viewer.rows import Rows  # the first page of a run does without
+
         storage = self.tapes[tape].storage
         names = self._listing(tape, split, stage).names.get(step, [])
         keys = sorted((key for name in names if (key := Key.parse(name)) is not None), key=order)

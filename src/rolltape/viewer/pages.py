@@ -1,4 +1,8 @@
-"""The pages, as HTML: the same for the server and for a file that is sent to a colleague."""
+"""The pages, as HTML: the same for the server and for a file that is sent to a colleague.
+
+What only the page of a step or a sample needs is imported by the method that makes it: whoever opens a run
+waits for the imports of its first page.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,12 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from rolltape.cli.output import moment
-from rolltape.viewer import charts, groups
-from rolltape.viewer.compare import compare_sample, compare_step
+from rolltape.cli.visible import visible
+from rolltape.viewer import charts
 from rolltape.viewer.library import Library
 from rolltape.viewer.needs import missing
 from rolltape.viewer.roles import main_stage
-from rolltape.viewer.sample import read_sample
-from rolltape.viewer.series import Summary
-from rolltape.viewer.step import StepView
+from rolltape.viewer.summary import Summary
 from rolltape.viewer.text import markup
 from rolltape.viewer.words import brief, number
 
@@ -57,7 +59,7 @@ class Pages:
             "brief": brief,
             "num": number,
             "data": as_data,
-            "shortened": charts.seen,
+            "shortened": charts.shortened,
             "when": moment,
         }
         self._jinja.globals |= {"url": self.url, "bar": bar}
@@ -69,7 +71,10 @@ class Pages:
         return self.prefix + path + (f"?{urlencode(asked)}" if asked else "")
 
     def warm(self) -> None:
-        """Compile the templates, so that the first page of each kind need not."""
+        """Compile the templates and import the rest, so that the first page of each kind need not."""
+        import rolltape.viewer.compare
+        import rolltape.viewer.series  # noqa: F401
+
         for name in self._jinja.list_templates():
             self._jinja.get_template(name)
 
@@ -110,6 +115,9 @@ class Pages:
         self, tape: int, split: str, stage: str, step: int, words: str = "", regex: bool = False
     ) -> Page:
         """The groups of a step."""
+        from rolltape.viewer import groups
+        from rolltape.viewer.step import StepView
+
         view = StepView(self.library, tape, split, stage, step)
         every = groups.find_groups(view)
         problem = ""
@@ -134,6 +142,10 @@ class Pages:
 
     def sample(self, tape: int, split: str, stage: str, step: int, sample: int) -> Page:
         """One sample."""
+        from rolltape.viewer import groups
+        from rolltape.viewer.sample import read_sample
+        from rolltape.viewer.step import StepView
+
         view = StepView(self.library, tape, split, stage, step)
         found = read_sample(view, sample)
         order = groups.find_groups(view, lengths=False)
@@ -157,7 +169,7 @@ class Pages:
         metrics = [library.metrics(at, split) for at in (left, right)]
         stage = self._main(left, split)
         href = "" if stage is None else self.url("c", left, right, split, stage) + "/{}"
-        drawn = charts.both_charts(metrics[0], metrics[1], names, href)
+        drawn = charts.both_charts(metrics[0], metrics[1], (visible(names[0]), visible(names[1])), href)
         first = min((chart.mark for chart in drawn if chart.mark is not None), default=None)
         steps = self._shared(left, right, split)
         return self._page(
@@ -169,6 +181,10 @@ class Pages:
 
     def compare_step(self, left: int, right: int, split: str, stage: str, step: int) -> Page:
         """One step of two runs."""
+        from rolltape.viewer import groups
+        from rolltape.viewer.compare import compare_step
+        from rolltape.viewer.step import StepView
+
         view = StepView(self.library, left, split, stage, step)
         entries = compare_step(self.library, left, right, split, step)
         return self._page(
@@ -179,6 +195,9 @@ class Pages:
 
     def compare_sample(self, left: int, right: int, split: str, stage: str, step: int, sample: int) -> Page:
         """One sample of two runs."""
+        from rolltape.viewer.compare import compare_sample
+        from rolltape.viewer.step import StepView
+
         views = [StepView(self.library, at, split, stage, step) for at in (left, right)]
         pair = compare_sample(views[0], views[1], sample)
         uid, index = views[0].main.ids[sample]

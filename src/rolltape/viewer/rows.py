@@ -56,6 +56,11 @@ class Rows:
         return found
 
     @cached_property
+    def anonymous(self) -> bool:
+        """Whether nothing says who the samples are: they can only be told by their order."""
+        return not any(uid for file in self.files for uid in file.identity()[0])
+
+    @cached_property
     def places(self) -> dict[Id, int]:
         """Where each sample is."""
         return {one: at for at, one in enumerate(self.ids)}

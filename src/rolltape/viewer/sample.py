@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from rolltape.viewer.pictures import pictures_in
 from rolltape.viewer.prompts import given_prompt
 from rolltape.viewer.roles import REWARDS, is_number
 from rolltape.viewer.step import UNREADABLE, StepView
-from rolltape.viewer.tokens import Tokens, read_tokens
+from rolltape.viewer.tokens import Token, Tokens, read_tokens
 
 
 @dataclass(slots=True)
@@ -42,14 +43,15 @@ def read_sample(view: StepView, sample: int) -> SampleView:
     """Read one sample. An ``IndexError`` if the step has no such one."""
     uid, index = _identity(view, sample)
     tokens = read_tokens(view, sample)
+    prompt = view.prompt(sample)
     response = view.main.cell(view.roles.response, sample) if view.roles.response is not None else None
     found = SampleView(
         sample=sample,
         uid=uid,
         index=index,
         reward=_reward(view, sample),
-        prompt=turns_of(view.prompt(sample), "prompt"),
-        response=turns_of(response, "response"),
+        prompt=turns_of(_decoded(tokens.prompt) if prompt is None else prompt, "prompt"),
+        response=turns_of(_decoded(tokens.response) if response is None else response, "response"),
         tokens=tokens,
         images=list(pictures_in(given_prompt(view.main, sample, ("images",)))),
     )
@@ -59,6 +61,12 @@ def read_sample(view: StepView, sample: int) -> SampleView:
     values = [(n, v) for n, v in beside(file.header["tree"]) if v is not None and n != "prompts.given"]
     found.beside = [(name, as_text(value)) for name, value in values]
     return found
+
+
+def _decoded(tokens: Sequence[Token]) -> str | None:
+    """What tokens say, where the tape has them alone; None without a tokenizer."""
+    texts = [token.text for token in tokens if token.text is not None]
+    return "".join(texts) if texts else None
 
 
 def _identity(view: StepView, sample: int) -> tuple[str, int]:

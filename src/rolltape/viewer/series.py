@@ -8,36 +8,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from rolltape.errors import RolltapeError
-from rolltape.viewer.groups import find_groups
+from rolltape.viewer.groups import group_name
 from rolltape.viewer.library import Library
 from rolltape.viewer.step import StepView
+from rolltape.viewer.summary import Summary
 
 SLICE = 0.15
 """Seconds that one request works on it."""
-
-NAMES = {
-    "reward": "reward",
-    "length": "response length (tokens)",
-    "logprob": "log-prob of sampled tokens",
-    "entropy": "entropy",
-    "mismatch": "mismatch: |trainer − rollout| log-prob of a sample",
-    "truncated": "truncated responses (share)",
-    "zero_variance": "groups without variance (share)",
-}
-"""What is summed up, in the order and the words of the page."""
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """One step, in numbers: name -> value, lowest, highest."""
-
-    step: int
-    values: dict[str, tuple[float, float | None, float | None]]
 
 
 def summarize(view: StepView) -> Summary:
@@ -64,12 +45,22 @@ def summarize(view: StepView) -> Summary:
             values["mismatch"] = float(np.abs(trainer[both] - rollout[both]).mean()), None, None
     if cut is not None and cut.size:
         values["truncated"] = float(cut.mean()), None, None
-    spreads = [
-        group.spread for group in find_groups(view) if len(group.samples) > 1 and group.spread is not None
-    ]
-    if spreads:
-        values["zero_variance"] = float(np.mean([spread == 0 for spread in spreads])), None, None
+    if reward is not None and (flat := _without_variance(view, reward)) is not None:
+        values["zero_variance"] = flat, None, None
     return Summary(view.step, values)
+
+
+def _without_variance(view: StepView, rewards: np.ndarray) -> float | None:
+    """The share of groups of several samples whose rewards are all the same; None where there are none."""
+    names = [group_name(one) for one in view.main.ids]
+    codes = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    at = np.array([codes[name] for name in names], np.int64)
+    known = np.isfinite(rewards)
+    low, high = np.full(len(codes), np.inf), np.full(len(codes), -np.inf)
+    np.minimum.at(low, at[known], rewards[known])
+    np.maximum.at(high, at[known], rewards[known])
+    several = (np.bincount(at, minlength=len(codes)) > 1) & (high >= low)
+    return float(np.mean(low[several] == high[several])) if several.any() else None
 
 
 class Series:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import KeyNameError, RolltapeError, StepMissingError
 from rolltape.key import check_name
 from rolltape.steps import as_step
+from rolltape.viewer import assets
 from rolltape.viewer.charts import summary_charts
 from rolltape.viewer.guard import Guard
 from rolltape.viewer.library import Library
 from rolltape.viewer.needs import missing
 from rolltape.viewer.pages import Page, Pages
-from rolltape.viewer.series import Series
 
 try:
     from starlette.applications import Starlette
@@ -25,12 +24,10 @@ try:
 except ImportError as error:
     raise missing(error, "view") from error
 
-STATIC = {"viewer.css": "text/css", "viewer.js": "text/javascript"}
+if TYPE_CHECKING:
+    from rolltape.viewer.series import Series
 
-
-def static(name: str) -> str:
-    """One of our own files."""
-    return resources.files("rolltape.viewer").joinpath("static").joinpath(name).read_text("utf-8")
+KINDS = {"css": "text/css", "js": "text/javascript"}
 
 
 class Viewer:
@@ -43,7 +40,8 @@ class Viewer:
         self._lock = threading.Lock()
         self._series: dict[tuple[int, str, str], Series] = {}
         self._warm = False
-        self._static = {name: static(name) for name in STATIC}
+        self._files = assets.load()
+        self.notice = assets.notice(self._files)
         where, named = "{tape:int}", "{split}/{stage}/{step:int}"
         both = "{left:int}/{right:int}"
         routes = [
@@ -109,11 +107,13 @@ class Viewer:
 
     def _file(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in self._static:
+        if name not in self._files:
             return self._problem("There is no such page", "", 404)
-        return Response(self._static[name], media_type=STATIC[name])
+        return Response(self._files[name], media_type=KINDS[name.rsplit(".", 1)[-1]])
 
     def _summaries(self, request: Request) -> Response:
+        from rolltape.viewer.series import Series
+
         try:
             at = self._named(request.path_params)
             tape, split, stage = at["tape"], at["split"], at["stage"]
@@ -137,8 +137,10 @@ class Viewer:
     def _whole(self, page: Page, status: int) -> Response:
         version = self._library.version() if self._follow else ""
         text = self._pages.frame(
-            "frame.html", title=page.title, main=page.main, follow=self._follow, version=version
-        )
+            "frame.html", title=page.title, main=page.main, follow=self._follow, version=version,
+            styles=assets.styles(self._files), scripts=assets.scripts(self._files),
+            notice=self.notice,
+        )  # fmt: skip
         if not self._warm:  # once somebody has a page to look at, get ready for the next
             self._warm = True
             threading.Thread(target=self._pages.warm, daemon=True).start()

@@ -18,7 +18,10 @@ UNREADABLE = (CorruptFileError, UnknownAdapterError, MissingDependencyError)
 
 
 class StepView:
-    """A step as the viewer shows it. Samples of other stages are matched by uid and index."""
+    """A step as the viewer shows it.
+
+    Samples of other stages are matched by uid and index; by their order where a stage has no uids.
+    """
 
     def __init__(
         self, library: Library, tape: int, split: str, stage: str, step: int, *, keep: bool = True
@@ -55,10 +58,16 @@ class StepView:
         except RolltapeError:
             return False
 
+    def _in_order(self, rows: Rows) -> bool:
+        """Whether the samples of a stage come as those of the main one do."""
+        if rows is self.main or rows.ids == self.main.ids:
+            return True
+        return rows.anonymous and rows.samples == self.main.samples
+
     def place(self, stage: str, sample: int) -> int | None:
         """Which row of a stage is about a sample of the main one."""
         rows = self.stages[stage]
-        if rows is self.main or rows.ids == self.main.ids:
+        if self._in_order(rows):
             return sample
         return rows.places.get(self.main.ids[sample])
 
@@ -72,7 +81,7 @@ class StepView:
 
     def _aligned(self, place: Place, found: np.ndarray) -> np.ndarray:
         rows = self.stages[place.stage]
-        if rows is self.main or rows.ids == self.main.ids:
+        if self._in_order(rows):
             return found
         at = [rows.places.get(one, -1) for one in self.main.ids]
         return np.append(found, np.nan)[at]

@@ -1,0 +1,88 @@
+// The plots of a page. Each is also a table, which needs no eyes, no mouse and no uPlot.
+"use strict";
+rolltape.charts = (({ main, tag, read }, { Plot, readPalette, said }) => {
+  const live = new Map(); // figure -> its plot
+
+  // The table is made when it is opened: most never are.
+  function fillTable(figure) {
+    const details = figure.querySelector("details"), chart = read(figure.querySelector("script"));
+    const table = tag("table"), head = table.createTHead().insertRow(), body = table.createTBody();
+    const heads = chart.lines.flatMap((line) => (line.low ? [line.name, "lowest", "highest"] : [line.name]));
+    const values = chart.lines.flatMap((line) => (line.low ? [line.values, line.low, line.high] : [line.values]));
+    for (const name of ["step", ...heads]) { const cell = tag("th", "num", name); cell.scope = "col"; head.append(cell); }
+    chart.steps.forEach((step, at) => {
+      const row = body.insertRow(), link = tag(chart.href ? "a" : "span", "", String(step));
+      if (chart.href) link.href = chart.href.replace("{}", step);
+      row.className = step === chart.mark ? "num warn" : "num";
+      row.insertCell().append(link);
+      for (const column of values) row.insertCell().textContent = said(column[at]);
+    });
+    details.querySelector("div").replaceChildren(table);
+  }
+  function addTable(figure) {
+    const details = tag("details", "values");
+    details.append(tag("summary", "", "values"), tag("div", "scroll"));
+    details.addEventListener("toggle", () => { if (details.open) fillTable(figure); });
+    figure.append(details);
+  }
+
+  function draw(figure) {
+    if (typeof uPlot !== "undefined") live.set(figure, new Plot(figure));
+    addTable(figure);
+  }
+  function figureOf(chart) {
+    const figure = tag("figure", "chart"), data = tag("script");
+    data.type = "application/json";
+    figure.append(tag("figcaption", "", chart.title), data);
+    return figure;
+  }
+
+  // What the recordings add up to comes little by little.
+  async function fill(box) {
+    const figures = new Map();
+    for (;;) {
+      let answer;
+      try { answer = await (await fetch(box.dataset.series)).json(); } catch { return; }
+      if (!box.isConnected) return;
+      for (const chart of answer.charts) {
+        const old = figures.get(chart.title), figure = old || figureOf(chart);
+        figure.querySelector("script").textContent = JSON.stringify(chart);
+        if (!old) { figures.set(chart.title, figure); box.append(figure); draw(figure); continue; }
+        if (live.has(figure)) live.get(figure).update(chart);
+        if (figure.querySelector("details").open) fillTable(figure);
+      }
+      const wait = box.querySelector(".wait");
+      if (answer.done) {
+        box.dataset.done = "1";
+        if (answer.charts.length) wait.remove();
+        else wait.textContent = "no rewards, lengths or log-probs were recognised";
+        return;
+      }
+      wait.textContent = `reading the recordings … ${answer.known} of ${answer.steps} steps`;
+    }
+  }
+
+  function sayMissing() {
+    const first = main.querySelector(".charts"), text = document.body.dataset.noplots;
+    if (first && text) first.before(tag("p", "warn noplots", text));
+  }
+  function ready() {
+    for (const [figure, plot] of live) if (!figure.isConnected) { plot.plot.destroy(); live.delete(figure); }
+    readPalette();
+    sayMissing();
+    main.querySelectorAll("figure.chart").forEach(draw);
+    main.querySelectorAll("[data-series]").forEach(fill);
+  }
+  function repaint() {
+    readPalette();
+    for (const { plot } of live.values()) plot.redraw(true, true);
+  }
+  let timer = null;
+  addEventListener("resize", () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => { for (const one of live.values()) one.resize(); }, 100);
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+
+  return { ready, repaint };
+})(rolltape.page, rolltape.plot);

