@@ -6,12 +6,16 @@ python -m benchmarks.verify --steps 50 --megabytes 100
 from __future__ import annotations
 
 import argparse
-import resource
+import re
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,79 +27,103 @@ from rolltape.tape.recording import Recording
 from rolltape.tape.shelf import recordings
 from rolltape.verify import compare_tapes
 
+ROUNDS = 5
+"""How often each is measured, in turns: what slows the machine down for a while slows both."""
+
+KINDS: dict[str, dict[str, Any]] = {
+    "the same bits": {},
+    "rounding noise": {"noise": 1e-7},
+    "rounding noise, re-ordered": {"noise": 1e-7, "reverse": True},
+}
+"""What the candidate is, and how it is written."""
+
 
 @dataclass(frozen=True)
 class Cost:
-    """One comparison."""
+    """One kind of candidate compared with the baseline."""
 
-    differing: bool
-    read: float
-    """Seconds to read and decode both tapes."""
-    compare: float
+    kind: str
+    read: list[float]
+    """Seconds to read and decode both tapes, before each comparison and after the last."""
+    compare: list[float]
     """Seconds to compare them."""
     peak: float
-    """Megabytes of memory at most, reading included."""
-
-    @property
-    def kind(self) -> str:
-        return "rounding noise" if self.differing else "the same bits"
+    """Megabytes of memory that a process which does nothing else takes at most."""
 
     @property
     def ratio(self) -> float:
-        return self.compare / self.read
+        """How many times the reading around it a comparison takes, in the middle of all rounds."""
+        around = [(a + b) / 2 for a, b in pairwise(self.read)]
+        return statistics.median(c / r for c, r in zip(self.compare, around, strict=True))
 
 
-def costs(folder: Path, steps: int = 6, megabytes: int = 100) -> list[Cost]:
-    """Tapes of so many steps, each of so many decoded megabytes: the same, and with rounding noise."""
-    write(folder / "base", steps, megabytes, 0.0)
+def costs(folder: Path, steps: int = 6, megabytes: int = 100, rounds: int = ROUNDS) -> list[Cost]:
+    """Tapes of so many steps, each of so many decoded megabytes, against candidates of every kind."""
+    write(folder / "base", steps, megabytes)
     found = []
-    for name, noise in (("same", 0.0), ("near", 1e-7)):
-        write(folder / name, steps, megabytes, noise)
-        sides = LocalStorage(str(folder / "base")), LocalStorage(str(folder / name))
-        before = read_all(*sides)
-        started = time.perf_counter()
-        compared = compare_tapes(*sides)
-        took = time.perf_counter() - started
-        read = (before + read_all(*sides)) / 2  # around it, because the machine may be busier at times
-        assert compared.first is None, compared.first
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        found.append(Cost(bool(noise), read, took, peak))
-        shutil.rmtree(folder / name)
+    for kind, options in KINDS.items():
+        write(folder / "other", steps, megabytes, **options)
+        places = str(folder / "base"), str(folder / "other")
+        read, compare = [read_all(*places)], []
+        for _ in range(rounds):
+            compare.append(compare_all(*places))
+            read.append(read_all(*places))
+        with ProcessPoolExecutor(1, get_context("spawn")) as apart:
+            peak = apart.submit(peak_of, *places).result()
+        found.append(Cost(kind, read, compare, peak))
+        shutil.rmtree(folder / "other")
     return found
 
 
-def read_all(*sides: LocalStorage) -> float:
+def compare_all(baseline: str, candidate: str) -> float:
+    """Seconds to compare two tapes that do not diverge."""
+    started = time.perf_counter()
+    compared = compare_tapes(LocalStorage(baseline), LocalStorage(candidate))
+    assert compared.first is None, compared.first
+    return time.perf_counter() - started
+
+
+def peak_of(baseline: str, candidate: str) -> float:
+    """Megabytes that this process has needed at most, once it has compared two tapes."""
+    compare_all(baseline, candidate)
+    # Not getrusage, which on Linux begins with what the parent had when it started this process.
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s*(\d+)", status)[1]) / 1024  # type: ignore[index]
+
+
+def read_all(*places: str) -> float:
     """Seconds to read and decode all that is on these tapes."""
     started = time.perf_counter()
-    for side in sides:
-        for key in recordings(side):
-            file = Recording(side, key).open_whole()
+    for place in places:
+        storage = LocalStorage(place)
+        for key in recordings(storage):
+            file = Recording(storage, key).open_whole()
             file.columns(list(file.header["columns"]))
     return time.perf_counter() - started
 
 
-def write(path: Path, steps: int, megabytes: int, noise: float) -> None:
+def write(path: Path, steps: int, megabytes: int, noise: float = 0.0, reverse: bool = False) -> None:
     """A rollout as trainers have it: ids, masks and log-probs in padded rows of 8 bytes and 4."""
-    random = np.random.default_rng(0)
+    random, drawn = np.random.default_rng(0), np.random.default_rng(1)
     width = 4096
     samples = megabytes * 1_000_000 // (width * (8 + 8 + 4 + 4))
+    order = slice(None, None, -1) if reverse else slice(None)
     with rolltape.Tape(path, mode="record") as tape:
         keep = tape.stage("rollout")(lambda value: value)
         for step in range(steps):
             lengths = random.integers(width // 8, width, samples)
             mask = np.arange(width) < lengths[:, None]
-            log_probs = np.where(mask, -random.exponential(size=mask.shape), 0).astype(np.float32)
-            drawn = np.random.default_rng(1).normal(size=mask.shape) if noise else 0.0
+            batch: dict[str, Any] = {
+                "uid": [f"{step}.{at}" for at in range(samples)],
+                "responses": np.where(mask, random.integers(0, 150_000, mask.shape), 0),
+                "response_mask": mask.astype(np.int64),
+            }
+            for name in ("log_probs", "ref_log_probs"):
+                exact = np.where(mask, -random.exponential(size=mask.shape), 0).astype(np.float32)
+                off = 1 + noise * drawn.normal(size=mask.shape) if noise else 1.0
+                batch[name] = (exact * off).astype(np.float32)
             with tape.step(step):
-                keep(
-                    {
-                        "uid": [f"{step}.{at}" for at in range(samples)],
-                        "responses": np.where(mask, random.integers(0, 150_000, mask.shape), 0),
-                        "response_mask": mask.astype(np.int64),
-                        "log_probs": (log_probs * (1 + noise * drawn)).astype(np.float32),
-                        "ref_log_probs": log_probs,
-                    }
-                )
+                keep({name: column[order] for name, column in batch.items()})
 
 
 def section(folder: Path, console: Any, promises: Callable[..., list[dict[str, Any]]]) -> dict[str, Any]:
@@ -111,13 +139,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.verify", description=__doc__)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="rolltape-verify-"))
     try:
-        for cost in costs(folder, options.steps, options.megabytes):
+        for cost in costs(folder, options.steps, options.megabytes, options.rounds):
             print(
-                f"{cost.kind}: read both {cost.read:.2f} s, compare {cost.compare:.2f} s, "
-                f"{cost.ratio:.2f}x, at most {cost.peak:.0f} MB of memory"
+                f"{cost.kind}: read both {statistics.median(cost.read):.2f} s, "
+                f"compare {statistics.median(cost.compare):.2f} s, {cost.ratio:.2f}x, "
+                f"at most {cost.peak:.0f} MB of memory",
+                flush=True,
             )
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -107,6 +107,13 @@ def test_carried_errors_are_told_from_those_made_in_a_step(base):
     assert origins == {0: "", 1: "made here", 2: "carried from before", 3: "carried from before"}
 
 
+def test_a_run_that_does_not_say_its_configuration_is_not_said_to_have_another(base):
+    document = json.loads(run("diff", base, candidate(base), "--json").stdout)
+    proof = next(proof for proof in document["proofs"] if proof["what"] == "configuration")
+    assert (proof["same"], proof["how"]) == (None, "the candidate has no fingerprint")
+    assert document["configuration"] == []
+
+
 def test_configuration_and_environment_are_compared(base):
     other = base.parent / "other"
     train(rolltape.Tape(other, mode="record", fingerprint={"lr": 0.2}), state=True)
@@ -125,7 +132,7 @@ def test_json_has_everything(base):
     assert document["verdict"] == "diverged"
     first = document["first"]
     assert (first["step"], first["stage"], first["name"]) == (2, "loss", "log_probs")
-    assert first["first"] == {"sample": ["2.1", 0], "row": 1, "token": [2]}
+    assert first["first"] == {"sample": ["2.1", 0], "row": 1, "token": [2], "length": 3}
     assert [cause["pattern"] for cause in document["causes"]] == ["not finite", "one sample only"]
     assert len(document["entries"]) == 20
 

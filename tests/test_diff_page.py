@@ -91,20 +91,21 @@ def test_what_a_tape_holds_is_text(page):
 
 def test_it_has_the_answer_the_curves_the_chain_and_the_tokens(page):
     found = Page(page(factor=1.5))
-    assert "First divergence: step 0, stage `loss`, `log_probs`" in found.text
+    assert "First divergence: step 0, stage loss , log_probs , sample 0" in found.text
     assert "Looks like: scaled by 1.5" in found.text
     for head in ("Findings", "Curves", "The chain of stages", "Worst samples", "The same on both sides?"):
         assert head in found.text
-    assert found.tags.count("svg") == 2  # the numbers that were logged, and no text
+    assert found.tags.count("figure") == 2  # the numbers that were logged, and no text
+    assert found.tags.count("svg") == 2 + 2  # and how the two things that diverge go over the steps
     assert found.tags.count("polyline") == 4
     titles = [value for name, value in found.attributes if name == "title"]
-    assert titles[0] == "place 0, 17 → 25.5"
+    assert titles[0] == "place 0, id 17, 17 → 25.5"
     assert "17" in found.texts
 
 
 def test_values_that_are_not_finite_are_drawn_around(page):
     found = Page(page(nan=True))
-    assert "place 1, 19 → nan" in [value for name, value in found.attributes if name == "title"]
+    assert "place 1, id 19, 19 → nan" in [value for name, value in found.attributes if name == "title"]
     assert "nan" not in " ".join(
         value for name, value in found.attributes if name in ("points", "x1", "y2", "cy")
     )

@@ -62,8 +62,8 @@ def test_a_tape_alone_is_enough(tmp_path):
     done = run("rerun", train(tmp_path / "a"), 1, "--set", "kl=0.1")
     assert done.exit_code == 0, done.output
     assert "agrees with its recording" in done.stdout
-    assert "advantage/advantage by grpo: bitwise" in done.stdout
-    assert "loss/token_losses by policy_loss: bitwise" in done.stdout
+    assert "advantage/advantage by grpo(epsilon=0.0001, std=True, ddof=0): bitwise" in done.stdout
+    assert "policy_loss(kl=0.1, clip_range=0.2, clip_high=None): bitwise" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -180,3 +180,62 @@ def test_what_belongs_to_no_sample_is_taken_whole(tmp_path):
     small = rolltape.Tape(tmp_path / "bug", mode="replay")
     assert small.recording(0, "state").value()["weights"].shape == (3, 4)
     assert small.recording(0).value()["uid"] == ["b"]
+
+
+def replay(base, out, *, wrong=False):
+    """A replay in which the loss alone is computed anew."""
+    with rolltape.Tape(base, mode="replay", out=out) as tape:
+        stages = [
+            tape.stage(name)(lambda: pytest.fail("computed"))
+            for name in ("rollout", "reward", "advantage", "ref_logprob")
+        ]
+
+        @tape.stage("loss", replay=False)
+        def loss(rollout, advantage, reference):
+            new = [row + np.float32(0.3) * np.cos(row) for row in rollout["logprobs"]]
+            losses = policy_loss(
+                new, rollout["logprobs"], advantage["advantage"], reference["ref_logprobs"], kl=0.1
+            )
+            if wrong:
+                losses["token_losses"][2][1] += 0.5
+            return {"uid": rollout["uid"], "log_probs": new, **losses}
+
+        for step in range(2):
+            with tape.step(step):
+                rollout, _, advantage, reference = [stage() for stage in stages]
+                loss(rollout, advantage, reference)
+    return out
+
+
+def test_a_candidate_is_computed_again_from_what_it_replayed(tmp_path):
+    base = train(tmp_path / "a")
+    done = run("rerun", replay(base, tmp_path / "good"), 1, "--set", "kl=0.1")
+    assert done.exit_code == 0, done.output
+    assert "loss/token_losses by policy_loss(kl=0.1, clip_range=0.2, clip_high=None): bitwise" in done.stdout
+    done = run("rerun", replay(base, tmp_path / "bad", wrong=True), 1, "--stage", "loss", "--set", "kl=0.1")
+    assert done.exit_code == 1, done.output
+    assert (
+        "First disagreement: stage `loss`, `token_losses`, sample 2 (uid p0, 2), token 1 (id 1)"
+        in done.stdout
+    )
+
+
+def test_a_stage_whose_inputs_are_gone_is_refused_with_the_reason(tmp_path):
+    base, out = train(tmp_path / "a"), tmp_path / "b"
+    replay(base, out)
+    base.rename(tmp_path / "elsewhere")
+    done = run("rerun", out, 1, "--stage", "loss")
+    assert done.exit_code == 2
+    assert "policy_loss needs old_log_probs, advantage: not on the tape" in done.stderr
+    done = run("rerun", out, 1)
+    assert done.exit_code == 3
+    assert "stage 'loss' is not computed again: policy_loss needs old_log_probs, advantage" in done.stderr
+
+
+def test_groups_that_are_cut_apart_are_said(tmp_path):
+    base = train(tmp_path / "a")
+    done = run("cut", base, "--steps", 1, "--samples", "1-4", "--out", tmp_path / "b")
+    assert "of p0, p1 some samples are left behind" in done.stderr
+    done = run("cut", base, "--steps", 1, "--samples", "3-5", "--out", tmp_path / "c")
+    assert "left behind" not in done.stderr
+    assert run("rerun", tmp_path / "c", 1, "--set", "kl=0.1").exit_code == 0

@@ -7,6 +7,7 @@ import click
 from rolltape.cli.arguments import Steps, TapePath, tape_argument
 from rolltape.cli.output import Exit, complain, counted
 from rolltape.cli.tapes import all_files, open_tape
+from rolltape.cli.visible import visible
 from rolltape.steps import ALL_STEPS, StepSelector
 from rolltape.storage import LocalStorage
 from rolltape.tape.summary import amount
@@ -32,4 +33,9 @@ def command(tape: str, steps: StepSelector, samples: StepSelector, out: str) -> 
     complain(f"{out}: {counted(done.recordings, 'recording')}{of}, {size}")
     if done.whole:
         complain(f"note: taken with all samples: {', '.join(done.whole)}")
+    if done.apart:
+        complain(
+            f"note: of {', '.join(map(visible, done.apart))} some samples are left behind: "
+            "what is computed over a group, as GRPO's advantage, cannot be computed again from this tape"
+        )
     return Exit.CLEAN

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -15,7 +16,7 @@ from rolltape.cli.diff_text import print_findings, print_report
 from rolltape.cli.output import Exit, Screen, complain, print_json
 from rolltape.cli.tapes import open_tape
 from rolltape.config_file import load_file
-from rolltape.errors import ConfigError
+from rolltape.errors import ConfigError, MissingDependencyError
 from rolltape.steps import StepSelector
 from rolltape.storage import Storage
 from rolltape.verify import Comparison, compare_tapes
@@ -23,6 +24,7 @@ from rolltape.verify.ci import junit, summary, workflow_commands
 from rolltape.verify.gate import Finding, Gate, findings, parse
 from rolltape.verify.noise import Floor, read_floor
 from rolltape.verify.report import Report, report, to_json
+from rolltape.verify.tokens import Speller
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -37,12 +39,16 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--gate", "gate_file", type=_FILE, help="What may differ and what must not, as YAML or JSON.")
 @click.option("--junit", "junit_file", type=_FILE, help="Write a JUnit XML report.")
 @click.option("--html", "html_file", type=_FILE, help="Write a page with curves, to look at.")
+@click.option(
+    "--tokenizer", metavar="PATH", help="Show tokens as text: a model's folder, or a tokenizer.json."
+)
 @click.option("--github", is_flag=True, help="Annotate a GitHub workflow, and write its step summary.")
 @click.option("--shadow", is_flag=True, help="Report findings, and exit with 0 all the same.")
 @json_option
 def command(
     baseline: str, candidate: str, steps: StepSelector, per_step: bool, gate_file: Path | None,
-    junit_file: Path | None, html_file: Path | None, github: bool, shadow: bool, as_json: bool,
+    junit_file: Path | None, html_file: Path | None, tokenizer: str | None, github: bool, shadow: bool,
+    as_json: bool,
 ) -> Exit:  # fmt: skip
     """Compare two tapes: every stage and every metric, by step, sample and token.
 
@@ -60,14 +66,15 @@ def command(
             rules=lambda stage, name: gate.limits(stage, name, floor.of(stage, name) if floor else None),
         )  # fmt: skip
     compared.allow(gate.allows)
-    found = report(compared, ours, theirs, str(floor) if floor else "")
+    speller = _speller(tokenizer, compared.manifests[0].fingerprint)
+    found = report(compared, ours, theirs, str(floor) if floor else "", speller)
     wrong = findings(gate, compared.entries, found.proofs)
     if junit_file:
         junit_file.write_text(junit(found, wrong), encoding="utf-8")
     if html_file:
         from rolltape.verify.page import page
 
-        html_file.write_text(page(found, wrong, ours, theirs), encoding="utf-8")
+        html_file.write_text(page(found, wrong, ours, theirs, speller), encoding="utf-8")
     if as_json:
         print_json(
             to_json(found) | {"findings": [{"path": f.path, "step": f.step, "text": f.text} for f in wrong]}
@@ -86,6 +93,25 @@ def _exit(compared: Comparison, wrong: list[Finding], *, shadow: bool) -> Exit:
         complain(f"shadow: exit code 0 instead of {int(code)}")
         return Exit.CLEAN
     return code
+
+
+def _speller(named: str | None, fingerprint: Mapping[str, Any]) -> Speller | None:
+    """The tokenizer that is asked for; else that of the model which the tape names, where it is here."""
+    from rolltape.viewer.tokenizer import load_tokenizer, token_texts
+
+    said = [fingerprint.get(part) for part in ("tokenizer", "model")]
+    here = next((path for path in said if isinstance(path, str) and os.path.isdir(path)), None)
+    path = named or here
+    if path is None:
+        return None
+    try:
+        decode = load_tokenizer(path)
+    except (ConfigError, MissingDependencyError):
+        if named:
+            raise
+        return None  # nobody asked for it: tokens are shown by their ids
+    source = os.path.abspath(path) if named else f"{path}, which the tape names"
+    return Speller(source, lambda ids: token_texts(decode, ids))
 
 
 def _floor(baseline: Storage, gate: Gate, gate_file: Path | None) -> Floor | None:

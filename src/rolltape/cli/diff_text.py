@@ -13,6 +13,7 @@ from rolltape.verify.entries import Entry
 from rolltape.verify.gate import Finding
 from rolltape.verify.ladder import Verdict
 from rolltape.verify.report import Link, Report
+from rolltape.verify.sentence import MOST_STEPS
 
 STYLES = {
     Verdict.BITWISE: "green",
@@ -25,8 +26,6 @@ STYLES = {
 BARS = "▁▂▃▄▅▆▇█"
 WIDEST = 24
 """Steps in a curve; of more, the largest of each run of steps is shown."""
-MOST_STEPS = 10_000_000
-"""Beyond, steps between neighbouring numbers say nothing that the errors do not."""
 
 
 def print_report(report: Report, *, per_step: bool = False) -> None:
@@ -43,6 +42,8 @@ def print_report(report: Report, *, per_step: bool = False) -> None:
         _print_steps(screen, report)
     screen.print()
     screen.print(shown(f"Noise floor: {report.noise}.", "dim"), soft_wrap=True)
+    if report.tokenizer:
+        screen.print(shown(f"Tokens as text: {report.tokenizer}.", "dim"), soft_wrap=True)
 
 
 def print_findings(findings: Sequence[Finding]) -> None:

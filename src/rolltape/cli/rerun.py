@@ -18,8 +18,9 @@ from rolltape.tape.recording import Recording
 from rolltape.tape.shelf import recordings
 from rolltape.verify.formulas import FORMULAS
 from rolltape.verify.report import entry_json
-from rolltape.verify.rerun import Rerun, accepts, formula_for, rerun
+from rolltape.verify.rerun import Fit, Rerun, accepts, formula_for, replayed, rerun
 from rolltape.verify.sentence import how_much, where
+from rolltape.verify.tokens import Tokens
 
 
 @click.command("rerun", short_help="Compute a recorded stage again, and compare.")
@@ -47,14 +48,19 @@ def command(
     names = [stage] if stage else _stages(storage, split, step)
     done: list[Rerun] = []
     for name in names:
-        formula = function or formula_for(storage, split, step, name)
+        fit = Fit(function) if function else formula_for(storage, split, step, name, given)
+        formula = fit.formula
         if formula is not None:
             mine = {option: value for option, value in given.items() if stage or accepts(formula, option)}
             if unknown := [option for option in mine if not accepts(formula, option)]:
                 raise click.UsageError(f"{formula} has no argument {', '.join(unknown)}")
             done.append(rerun(storage, split, step, name, formula, mine, samples))
         elif stage:
-            raise click.UsageError(f"no built-in formula fits stage {name!r} and the tape; give --fn")
+            raise click.UsageError(
+                f"stage {name!r}: {fit.reason or 'no built-in formula is for it'}; give --fn"
+            )
+        elif fit.reason:
+            complain(f"note: stage {name!r} is not computed again: {fit.reason}")
     if not done:
         complain(f"nothing to compute again at step {step}: no built-in formula fits; give --stage and --fn")
         return Exit.NOTHING
@@ -64,22 +70,23 @@ def command(
             [{"stage": r.stage, "fn": r.function, "entries": list(map(entry_json, r.entries))} for r in done]
         )
     else:
-        _print(done)
+        _print(done, Tokens(replayed(storage) or storage))
     return Exit.CLEAN if wrong is None else Exit.FINDINGS
 
 
-def _print(done: list[Rerun]) -> None:
+def _print(done: list[Rerun], tokens: Tokens) -> None:
     screen = Screen()
     entries = [entry for one in done for entry in one.entries]
     wrong = next((entry for entry in entries if not entry.verdict.clean), None)
     if wrong is None:
         screen.print(shown("Every stage that was computed again agrees with its recording.", "bold green"))
     else:
-        text = f"First disagreement: {where(wrong)}: {how_much(wrong)}."
+        text = f"First disagreement: {where(wrong, tokens)}: {how_much(wrong)}."
         screen.print(shown(text, "bold red"), soft_wrap=True)
     for one in done:
         for entry in one.entries:
-            what = shown(f"  {entry.path} by {one.function}: ")
+            said = ", ".join(f"{name}={value}" for name, value in one.settings.items())
+            what = shown(f"  {entry.path} by {one.function}({said}): ")
             screen.print(what + shown(str(entry.verdict), STYLES[entry.verdict]), soft_wrap=True)
 
 

@@ -11,6 +11,7 @@ from rolltape.tape.shelf import recordings
 from rolltape.verify.entries import METRICS, Comparison, Entry
 from rolltape.verify.floats import FLOATS, TOLERANCES, values
 from rolltape.verify.natures import NATURES
+from rolltape.verify.padding import Masks
 from rolltape.verify.pattern import Cause, Evidence
 from rolltape.verify.places import PLACES
 from rolltape.verify.samples import Pairs, align, pair
@@ -63,8 +64,8 @@ def by_sample(first: Entry, baseline: Storage, candidate: Storage) -> Evidence |
     if not before:
         return None
     tokens = Tokens(baseline)
-    counts = [tokens.ids(first.split, first.step, sample) for sample in pairs.ids]
-    known = [len(ids) for ids in counts if ids is not None]
+    counts = [tokens.count(first.split, first.step, sample) for sample in pairs.ids]
+    known = [count for count in counts if count is not None]
     uids = [sample[0] for sample in pairs.ids]
     tolerance = TOLERANCES.get(first.difference.dtype if first.difference else "", (0.0, 0.0))
     return Evidence(
@@ -80,7 +81,7 @@ def _rows(
         return [], []
     if left.dtype not in FLOATS and left.dtype.rstrip("0123456789") not in ("int", "uint", "bool"):
         return [], []
-    lined = align(left, right, pairs, (a.columns, b.columns), (name in a.padded, name in b.padded))
+    lined = align(left, right, pairs, (Masks(a.columns), Masks(b.columns)), (a.padded(name), b.padded(name)))
     if lined.misshapen:
         everyone = rows(left), rows(right)
         kept = [everyone[0][at] for at in pairs.left], [everyone[1][at] for at in pairs.right]

@@ -6,8 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from rolltape.verify.plain import visible
+
 WIDTH, HEIGHT, BELOW, LEFT = 460, 130, 60, 64
 """Of the picture: across, of the curves, of the difference, and of what is written beside them."""
+
+
+def shown(text: str, keep: str = "") -> str:
+    """Text from a tape as HTML: nothing in it is markup, and nothing in it is hidden."""
+    return escape(visible(text, keep))
 
 
 def figure(
@@ -39,11 +46,28 @@ def figure(
     ends += f'<text x="{WIDTH - 8}" y="{HEIGHT + BELOW}" text-anchor="end">step {steps[-1]}</text>'
     lines = _line("before", before, across, up) + _line("after", after, across, up)
     return (
-        f'<figure><figcaption>{escape(name)}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT + BELOW + 4}" '
-        f'role="img" aria-label="{escape(name)} of both runs, and their difference">'
+        f'<figure><figcaption>{shown(name)}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT + BELOW + 4}" '
+        f'role="img" aria-label="{shown(name)} of both runs, and their difference">'
         f'<line class="axis" x1="{LEFT}" x2="{WIDTH - 8}" y1="{floor}" y2="{floor}"/>'
         f"{lines}{bars}{texts}{ends}</svg></figure>"
     )
+
+
+def spark(errors: Sequence[float]) -> str:
+    """How an error goes over the steps: a bar for each that has any, on a logarithmic scale."""
+    finite = [math.log10(error) for error in errors if 0 < error < math.inf]
+    up = _Scale(min(finite, default=0.0), max(finite, default=0.0), 4, 16)
+    wide = max(len(errors) * 4, 24)
+    across = _Scale(0, max(len(errors) - 1, 1), 2, wide - 2)
+    bars = "".join(
+        f'<line class="{"err" if error < math.inf else "bad"}" x1="{across(at):.1f}" x2="{across(at):.1f}" '
+        f'y1="18" y2="{18 - (up(math.log10(error)) if error < math.inf else 16):.1f}"/>'
+        for at, error in enumerate(errors)
+        if error > 0
+    )
+    base = f'<line class="axis" x1="0" x2="{wide}" y1="18" y2="18"/>'
+    shape = f'viewBox="0 0 {wide} 19" preserveAspectRatio="xMinYMid"'
+    return f'<svg class="spark" {shape} aria-hidden="true">{base}{bars}</svg>'
 
 
 def _line(kind: str, values: Mapping[int, float], across: _Scale, up: _Scale) -> str:

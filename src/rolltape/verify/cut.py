@@ -31,6 +31,8 @@ class Cut:
     """Of the stage whose rows were counted, at the first step."""
     whole: tuple[str, ...]
     """Files that had to be taken with all their samples."""
+    apart: tuple[str, ...] = ()
+    """Uids of which some samples were taken and others not."""
 
 
 def cut(tape: Storage, out: Storage, manifest: Manifest, steps: StepSelector, samples: StepSelector) -> Cut:
@@ -50,18 +52,20 @@ def cut(tape: Storage, out: Storage, manifest: Manifest, steps: StepSelector, sa
     out.check_writable()
     write_manifest(out, replace(fresh, environment=manifest.environment, earlier=manifest.earlier))
     wanted: dict[tuple[str, int], set[Id] | None] = {}
+    apart: list[str] = []
     whole: list[str] = []
     for key in [inner for found in keys for inner in _with_inputs(tape, found)]:
         at = key.split, key.step
         if at not in wanted:
-            wanted[at] = _chosen(tape, [k for k in keys if (k.split, k.step) == at], samples)
+            wanted[at], parted = _chosen(tape, [k for k in keys if (k.split, k.step) == at], samples)
+            apart += parted
         whole += _copy(tape, out, key, wanted[at])
     for split in {key.split for key in keys}:
         for step, logged in sorted(read_metrics(tape, split).items()):
             if step in steps:
                 out.append(metrics_path(split), metrics_line(step, logged))
     first = next(iter(wanted.values()))
-    return Cut(len(keys), len(first) if first is not None else -1, tuple(whole))
+    return Cut(len(keys), len(first) if first is not None else -1, tuple(whole), tuple(apart))
 
 
 def _with_inputs(tape: Storage, key: Key) -> Iterator[Key]:
@@ -71,10 +75,10 @@ def _with_inputs(tape: Storage, key: Key) -> Iterator[Key]:
         yield inputs
 
 
-def _chosen(tape: Storage, keys: Sequence[Key], samples: StepSelector) -> set[Id] | None:
-    """Who the samples are at one step; None for all."""
+def _chosen(tape: Storage, keys: Sequence[Key], samples: StepSelector) -> tuple[set[Id] | None, list[str]]:
+    """Who the samples are at one step, None for all; and the uids that are taken in part."""
     if samples == ALL_STEPS:
-        return None
+        return None, []
     stage = "rollout" if any(key.stage == "rollout" for key in keys) else keys[0].stage
     ids = [
         one
@@ -89,7 +93,8 @@ def _chosen(tape: Storage, keys: Sequence[Key], samples: StepSelector) -> set[Id
             where=tape.location,
             hint=f"it has samples 0 to {len(ids) - 1}",
         )
-    return found
+    left = {uid for uid, index in ids if (uid, index) not in found}
+    return found, list(dict.fromkeys(uid for uid, index in ids if (uid, index) in found and uid in left))
 
 
 def _copy(tape: Storage, out: Storage, key: Key, wanted: set[Id] | None) -> list[str]:

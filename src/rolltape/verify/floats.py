@@ -61,6 +61,22 @@ def values(bits: np.ndarray, dtype: str) -> np.ndarray:
         return narrow.astype(np.float64)
 
 
+def is_nan(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Which of the bits are no number."""
+    found: np.ndarray
+    if dtype == "bfloat16":
+        found = (bits.view(np.uint16) & 0x7FFF) > 0x7F80
+    else:
+        found = np.isnan(_table(dtype)[bits.view(np.uint8)] if dtype in _EIGHT else bits.view(dtype))
+    return found
+
+
+def all_nan(bits: np.ndarray, dtype: str) -> bool:
+    """Whether there are elements, and none is a number; looks no further than the first that is."""
+    starts = range(0, len(bits), 1 << 15)
+    return len(bits) > 0 and all(is_nan(bits[at : at + (1 << 15)], dtype).all() for at in starts)
+
+
 def ulps(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """How many steps between neighbouring floats lead from one to the other; 0 from -0.0 to 0.0.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,24 +14,54 @@ MASKS = ("response_mask", "loss_mask", "completion_mask", "attention_mask")
 """Columns that say which places of a padded row count."""
 
 
-def content(
-    column: Column, columns: Mapping[str, Column], order: np.ndarray, padded: bool
-) -> list[np.ndarray] | None:
-    """For each sample the places that a mask keeps; None where no mask is for this column."""
-    if isinstance(column, ArrayColumn):
-        if column.data.ndim < 2:
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The places of each row that a mask keeps: a slice where they are in one piece."""
+
+    parts: list[slice | np.ndarray]
+    counts: np.ndarray
+    """How many they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """The columns of a side, among which there may be masks; each mask is read once."""
+
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    known: dict[int, Kept] = field(default_factory=dict)
+    """By which object the mask is; both sides may share it."""
+
+    def content(self, column: Column, order: np.ndarray, padded: bool) -> Kept | None:
+        """For each sample the places that a mask keeps; None where no mask is for this column."""
+        if isinstance(column, ArrayColumn):
+            if column.data.ndim < 2:
+                return None
+        elif not padded:
             return None
-    elif not padded:
+        lengths = [len(row) for row in rows(column)]
+        for name in MASKS:
+            mask = self.columns.get(name)
+            if mask is None or mask is column or isinstance(mask, ObjectColumn):
+                continue
+            found = rows(mask)
+            if all(np.ndim(row) == 1 for row in found) and [len(row) for row in found] == lengths:
+                if id(mask) not in self.known:
+                    self.known[id(mask)] = _kept(found)
+                kept = self.known[id(mask)]
+                return Kept([kept.parts[at] for at in order], kept.counts[order])
         return None
-    lengths = [len(row) for row in rows(column)]
-    for name in MASKS:
-        mask = columns.get(name)
-        if mask is None or mask is column or isinstance(mask, ObjectColumn):
-            continue
-        found = rows(mask)
-        if all(np.ndim(row) == 1 for row in found) and [len(row) for row in found] == lengths:
-            return [found[at].astype(bool) for at in order]
-    return None
+
+
+def _kept(mask: Sequence[np.ndarray]) -> Kept:
+    parts: list[slice | np.ndarray] = []
+    counts = np.empty(len(mask), np.int64)
+    for at, row in enumerate(mask):
+        on = row != 0
+        counts[at] = count = int(np.count_nonzero(on))
+        start = int(on.argmax()) if count else 0
+        whole = count == len(on) or bool(on[start : start + count].all())
+        parts.append(slice(start, start + count) if whole else on)
+    return Kept(parts, counts)
 
 
 def cropped(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray], may: bool) -> list[np.ndarray]:

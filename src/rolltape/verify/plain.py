@@ -1,4 +1,4 @@
-"""Plain values: whether two are the same, and what Python's floats were before they became doubles."""
+"""Plain values: whether two are the same, what Python's floats were, how texts are shown."""
 
 from __future__ import annotations
 
@@ -35,3 +35,17 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return list(a) == list(b) and all(same(a[name], b[name]) for name in a)
     return bool(a == b)
+
+
+def visible(text: str, keep: str = "") -> str:
+    r"""The text with everything that is not seen, or turns what is seen around, written out.
+
+    >>> visible("a\u202eb\n"), visible("a\n", keep="\n")
+    ('a\\u202eb\\n', 'a\n')
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )

@@ -46,8 +46,14 @@ def proofs(comparison: Comparison, baseline: Storage, candidate: Storage) -> lis
         found.append(Proof("initial weights", None, "no stage `state` that both runs went through"))
     found.append(_random(comparison, baseline, candidate))
     changed = [change.name for change in configuration(comparison.manifests)]
-    if not any(manifest.fingerprint for manifest in comparison.manifests):
-        found.append(Proof("configuration", None, "the tapes have no fingerprint"))
+    silent = [
+        side
+        for side, manifest in zip(("baseline", "candidate"), comparison.manifests, strict=True)
+        if not manifest.fingerprint
+    ]
+    if silent:
+        who = "the tapes have" if len(silent) == 2 else f"the {silent[0]} has"
+        found.append(Proof("configuration", None, f"{who} no fingerprint"))
     else:
         how = f"fingerprint {comparison.manifests[0].digest}"
         found.append(Proof("configuration", not changed, ", ".join(changed) or how))
@@ -57,7 +63,9 @@ def proofs(comparison: Comparison, baseline: Storage, candidate: Storage) -> lis
 
 
 def configuration(manifests: tuple[Manifest, Manifest]) -> list[Change]:
-    """Where the fingerprints differ."""
+    """Where the fingerprints differ; nothing where one of the runs did not say its own."""
+    if not all(manifest.fingerprint for manifest in manifests):
+        return []
     return _changes(manifests[0].fingerprint, manifests[1].fingerprint)
 
 

@@ -12,7 +12,7 @@ from rolltape.verify.origin import Origin, origins
 from rolltape.verify.pattern import Cause
 from rolltape.verify.proof import Change, Proof, configuration, environment, proofs
 from rolltape.verify.sentence import first_divergence
-from rolltape.verify.tokens import Tokens
+from rolltape.verify.tokens import Speller, Token, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,23 @@ class Report:
     origins: list[Origin]
     noise: str
     """Which noise the differences were measured against."""
+    token: Token | None = None
+    """The token of the first divergence, where it is at one."""
+    tokenizer: str = ""
+    """Where the text of tokens is from, where a tokenizer was named."""
 
 
-def report(comparison: Comparison, baseline: Storage, candidate: Storage, noise: str = "") -> Report:
+def report(
+    comparison: Comparison,
+    baseline: Storage,
+    candidate: Storage,
+    noise: str = "",
+    speller: Speller | None = None,
+) -> Report:
     """Put together what there is to say; reads the step of the first divergence once more."""
+    tokens, first = Tokens(baseline, speller), comparison.first
     return Report(
-        first_divergence(comparison, Tokens(baseline)),
+        first_divergence(comparison, tokens),
         comparison,
         proofs(comparison, baseline, candidate),
         configuration(comparison.manifests),
@@ -57,6 +68,8 @@ def report(comparison: Comparison, baseline: Storage, candidate: Storage, noise:
         likely_causes(comparison, baseline, candidate),
         origins(comparison),
         noise or "not measured (rolltape noise): the usual tolerance of each dtype applies",
+        tokens.at(first.split, first.step, first.first) if first and first.first else None,
+        speller.source if speller else "",
     )
 
 
@@ -79,12 +92,14 @@ def to_json(report: Report) -> dict[str, Any]:
         "baseline": {"dir": comparison.baseline, "id": comparison.manifests[0].id},
         "candidate": {"dir": comparison.candidate, "id": comparison.manifests[1].id},
         "first": entry_json(comparison.first) if comparison.first else None,
+        "token": asdict(report.token) if report.token else None,
         "causes": [asdict(cause) for cause in report.causes],
         "proofs": [asdict(proof) for proof in report.proofs],
         "configuration": [asdict(change) for change in report.configuration],
         "environment": [asdict(change) for change in report.environment],
         "shared": list(comparison.shared),
         "noise": report.noise,
+        "tokenizer": report.tokenizer or None,
         "steps": [
             {"split": o.split, "step": o.step, "origin": o.origin, "first": o.first.path if o.first else None}
             for o in report.origins

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,13 +15,14 @@ from rolltape.batch.arrays import Bits
 from rolltape.batch.columns import ArrayColumn, Column, ObjectColumn, RaggedColumn
 from rolltape.batch.tree import dismantle
 from rolltape.errors import ConfigError, StepMissingError
-from rolltape.storage import Storage
+from rolltape.storage import LocalStorage, Storage
+from rolltape.tape.manifest import read_manifest
 from rolltape.tape.recording import Recording
 from rolltape.tape.shelf import recordings
-from rolltape.verify.entries import Entry
+from rolltape.verify.entries import STATES, Entry
 from rolltape.verify.formulas import FORMULAS, NAMES, RESULTS, STAGES
 from rolltape.verify.ladder import Limits, Verdict, judge
-from rolltape.verify.padding import content
+from rolltape.verify.padding import Masks
 from rolltape.verify.samples import Pairs, compare_columns, pair
 from rolltape.verify.side import Id, Side, read, rows
 
@@ -33,6 +35,8 @@ class Rerun:
     function: str
     entries: list[Entry]
     """One for each result that is on the tape too."""
+    settings: dict[str, Any]
+    """The function's settings: those that were given, and what the others are then."""
 
 
 def function_of(name: str) -> Callable[..., Any]:
@@ -50,13 +54,36 @@ def function_of(name: str) -> Callable[..., Any]:
     return found
 
 
-def formula_for(storage: Storage, split: str, step: int, stage: str) -> str | None:
-    """The built-in formula that fits the stage's name and whose inputs are on the tape, if any."""
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What of the built-in formulas there is for a stage."""
+
+    formula: str | None
+    """The one whose inputs are on the tape, if any."""
+    reason: str = ""
+    """Why there is none; empty where no formula is for stages of this name."""
+
+
+def formula_for(storage: Storage, split: str, step: int, stage: str, given: Container[str] = ()) -> Fit:
+    """The built-in formula for stages of this name whose inputs are on the tape, or ``given``."""
     known = _known(storage, split, step, stage)[1]
     for word, names in STAGES:
         if word in stage:
-            return next((name for name in names if not _lacking(FORMULAS[name], known)), None)
-    return None
+            lacks = {name: [a for a in _lacking(FORMULAS[name], known) if a not in given] for name in names}
+            fits = next((name for name in names if not lacks[name]), None)
+            wants = "; ".join(f"{name} needs {', '.join(missing)}" for name, missing in lacks.items())
+            return Fit(fits, "" if fits else f"{wants}: not on the tape")
+    return Fit(None)
+
+
+def defaults(name: str, given: Container[str]) -> dict[str, Any]:
+    """The settings of a formula that nobody gave, and what they are then."""
+    found = inspect.signature(function_of(name)).parameters.values()
+    return {
+        p.name: p.default
+        for p in found
+        if p.default is not p.empty and p.name not in given and p.name not in NAMES
+    }
 
 
 def rerun(
@@ -89,7 +116,8 @@ def rerun(
         )
     given = {argument: known[_name_of(argument, known)] for argument in _arguments(function, known)}
     result = function(**given | dict(options))
-    return Rerun(stage, name, _compared(split, step, stage, target, kept, result))
+    settings = dict(options) | defaults(name, options)
+    return Rerun(stage, name, _compared(split, step, stage, target, kept, result), settings)
 
 
 def accepts(name: str, option: str) -> bool:
@@ -115,10 +143,9 @@ def _name_of(argument: str, known: Mapping[str, Any]) -> str:
 
 def _known(storage: Storage, split: str, step: int, stage: str) -> tuple[Side, dict[str, Any]]:
     """The recorded stage, and all that it could have been computed from, in the order of its samples."""
-    found: dict[str, list[Recording]] = {}
-    for key in recordings(storage, split):
-        if key.step == step:
-            found.setdefault(key.stage, []).append(Recording(storage, key))
+    found = _recorded(storage, split, step)
+    if stage in found and (before := replayed(storage)) is not None:
+        found = _recorded(before, split, step) | found
     if stage not in found:
         raise StepMissingError(
             f"stage {stage!r} of step {step} is not on the tape",
@@ -128,7 +155,7 @@ def _known(storage: Storage, split: str, step: int, stage: str) -> tuple[Side, d
     target = read(found[stage])
     place = found[stage][0].about.get("position", 0)
     earlier = sorted(
-        (name for name in found if found[name][0].about.get("position", 0) < place),
+        (n for n in found if found[n][0].about.get("position", 0) < place and n not in STATES),
         key=lambda name: found[name][0].about.get("position", 0),
     )
     known: dict[str, Any] = {}
@@ -139,6 +166,25 @@ def _known(storage: Storage, split: str, step: int, stage: str) -> tuple[Side, d
     if all(storage.exists(recording.key.path) for recording in inputs):
         known |= _values(read(inputs), target.ids)
     return target, known
+
+
+def _recorded(storage: Storage, split: str, step: int) -> dict[str, list[Recording]]:
+    """What a tape has of a step, by stage."""
+    found: dict[str, list[Recording]] = {}
+    for key in recordings(storage, split):
+        if key.step == step:
+            found.setdefault(key.stage, []).append(Recording(storage, key))
+    return found
+
+
+def replayed(storage: Storage) -> Storage | None:
+    """The tape whose replay wrote this one, where it is still there: it has what was not computed anew."""
+    manifest = read_manifest(storage)
+    if manifest is None or manifest.baseline is None or not os.path.isdir(manifest.baseline["dir"]):
+        return None
+    other = LocalStorage(manifest.baseline["dir"])
+    known = read_manifest(other)
+    return other if known is not None and known.id == manifest.baseline["id"] else None
 
 
 def _values(side: Side, ids: list[Id], *, own: bool = False) -> dict[str, Any]:
@@ -162,8 +208,8 @@ def _plain(column: Column, side: Side, pairs: Pairs) -> Any:
         return picked
     if isinstance(column, ArrayColumn) and column.data.ndim == 1:
         return np.array(picked)
-    keep = content(column, side.columns, pairs.right, padded=isinstance(column, RaggedColumn))
-    return picked if keep is None else [row[mask] for row, mask in zip(picked, keep, strict=True)]
+    keep = Masks(side.columns).content(column, pairs.right, padded=isinstance(column, RaggedColumn))
+    return picked if keep is None else [row[part] for row, part in zip(picked, keep.parts, strict=True)]
 
 
 def _compared(split: str, step: int, stage: str, target: Side, kept: list[int], result: Any) -> list[Entry]:
@@ -177,7 +223,7 @@ def _compared(split: str, step: int, stage: str, target: Side, kept: list[int], 
         known = next((n for n in (last, *RESULTS.get(last, ())) if n in target.columns), None)
         if known is None or known in ("uid", "index") or column.samples != len(target.ids):
             continue
-        found = compare_columns(target.columns[known], column, pairs, (target.columns, {}))
+        found = compare_columns(target.columns[known], column, pairs, (Masks(target.columns), Masks()))
         note = f"dtype {found.dtypes[0]} against {found.dtypes[1]}" if found.dtypes else ""
         note = note or (f"{len(found.misshapen)} samples have another length" if found.misshapen else "")
         entries.append(

@@ -7,6 +7,8 @@ from rolltape.verify.tokens import Tokens
 
 MOST = 4
 """How many of the things that follow are named."""
+MOST_STEPS = 10_000_000
+"""Beyond, steps between neighbouring numbers say nothing that the errors do not."""
 
 
 def first_divergence(comparison: Comparison, tokens: Tokens | None = None) -> str:
@@ -37,7 +39,8 @@ def where(entry: Entry, tokens: Tokens | None = None) -> str:
         uid, index = entry.first.sample
         parts.append(f"sample {entry.first.row} (uid {uid}, {index})" if uid else f"sample {entry.first.row}")
         if entry.first.token:
-            named = _token(entry, tokens)
+            token = None if tokens is None else tokens.at(entry.split, entry.step, entry.first)
+            named = "" if token is None else f" {token}"
             parts.append(f"token {', '.join(map(str, entry.first.token))}{named}")
     return ", ".join(parts)
 
@@ -55,18 +58,11 @@ def how_much(entry: Entry) -> str:
         values = f"{found.worst_values[1]:.6g} instead of {found.worst_values[0]:.6g}"
     if found.nonfinite:
         return f"{values}{several}, {found.nonfinite:,} of them not finite on one side only"
-    steps = f"{found.max_ulp:,} {found.dtype} ULP" if "float" in found.dtype else f"{found.max_abs:.6g} apart"
+    counted = "float" in found.dtype and found.max_ulp < MOST_STEPS
+    steps = f"{found.max_ulp:,} {found.dtype} ULP" if counted else f"{found.max_abs:.6g} apart"
     floor = f", {found.max_abs / entry.noise:.3g}× the noise" if entry.noise else ""
     at_worst = " at worst" if found.mismatched > 1 else ""
     return f"{steps}{at_worst} ({values}{floor}){several}"
-
-
-def _token(entry: Entry, tokens: Tokens | None) -> str:
-    if tokens is None or entry.first is None or len(entry.first.token) != 1:
-        return ""
-    ids = tokens.ids(entry.split, entry.step, entry.first.sample)
-    at = entry.first.token[0]
-    return f" (id {ids[at]})" if ids is not None and at < len(ids) else ""
 
 
 def _compared(comparison: Comparison) -> str:

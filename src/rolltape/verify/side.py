@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,9 +13,36 @@ import numpy as np
 from rolltape.batch import scalars
 from rolltape.batch.columns import ArrayColumn, Column, ObjectColumn, RaggedColumn
 from rolltape.tape.recording import Recording
+from rolltape.verify.opened import Opened
 
 Id: TypeAlias = tuple[str, int]
 """The uid of a sample, and its index within that uid."""
+
+
+class Columns(Mapping[str, Column]):
+    """Columns by name, each expanded when it is first asked for."""
+
+    def __init__(self, makers: dict[str, Callable[[], Column]]) -> None:
+        self._makers = makers
+        self._known: dict[str, Column] = {}
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._known:
+            self._known[name] = self._makers[name]()
+        return self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._makers  # to ask is not to expand
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    def borrow(self, names: Iterable[str], lender: Columns) -> None:
+        """Take columns that are known to be the same from another side, which expands them once for both."""
+        self._makers |= {name: partial(lender.__getitem__, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,45 +50,53 @@ class Side:
     """The samples of a stage at a step, and what it returned besides."""
 
     ids: list[Id]
-    columns: dict[str, Column]
+    columns: Columns
     values: dict[str, Any]
     """What is not by sample: numbers and texts as they are, arrays as :class:`Bits`."""
+    files: tuple[Opened, ...] = ()
+    """Where it is from: a file for each call and shard."""
     apart: dict[str, list[Id]] = field(default_factory=dict)
     """The samples of those columns that not every call has."""
-    padded: frozenset[str] = frozenset()
-    """Ragged columns whose rows may hold padding: calls that were padded to differing widths."""
 
     def ids_of(self, column: str) -> list[Id]:
         """The samples that a column has."""
         return self.apart.get(column, self.ids)
 
+    def padded(self, column: str) -> bool:
+        """Whether ragged rows may hold padding all the same: calls that were padded to differing widths."""
+        first = next(file.entries[column] for file in self.files if column in file.entries)
+        return first["kind"] == "array" and isinstance(self.columns[column], RaggedColumn)
+
 
 def read(recordings: Sequence[Recording]) -> Side:
-    """Read the calls and shards of one stage at one step, and put them together."""
+    """Open the calls and shards of one stage at one step, and put them together."""
+    files = tuple(map(Opened, recordings))
     values: dict[str, Any] = {}
-    parts: dict[str, list[Column]] = {}
+    holders: dict[str, list[Opened]] = {}
     ids: dict[str, list[Id]] = {}
     every: list[Id] = []
     seen: Counter[Id] = Counter()
-    for at, recording in enumerate(recordings):
-        file = recording.open_whole()
+    for at, opened in enumerate(files):
         mine = []
-        for one in zip(*file.identity(), strict=True):
+        for one in opened.ids:
             # A sample that comes twice, in two calls say, is told apart by which time it is.
             mine.append(one if not seen[one] else (f"{one[0]} ({seen[one] + 1})", one[1]))
             seen[one] += 1
         every += mine
-        for name, column in file.columns(list(file.header["columns"])).items():
-            parts.setdefault(name, []).append(column)
+        for name in opened.entries:
+            holders.setdefault(name, []).append(opened)
             ids.setdefault(name, []).extend(mine)
-        prefix = f"call {at}: " if len(recordings) > 1 else ""
-        values |= {prefix + name: value for name, value in _leaves(file.header["tree"])}
-        values |= {prefix + name: file.whole(name) for name in file.header["wholes"]}
-    columns = {name: join(pieces) for name, pieces in parts.items()}
-    padded = {name for name, pieces in parts.items() if isinstance(pieces[0], ArrayColumn)}
-    padded &= {name for name, column in columns.items() if isinstance(column, RaggedColumn)}
-    apart = {name: ids[name] for name, pieces in parts.items() if len(pieces) < len(recordings)}
-    return Side(every, columns, values, apart, frozenset(padded))
+        prefix = f"call {at}: " if len(files) > 1 else ""
+        header = opened.file.header
+        values |= {prefix + name: value for name, value in _leaves(header["tree"])}
+        values |= {prefix + name: opened.file.whole(name) for name in header["wholes"]}
+    columns = Columns({name: partial(_joined, name, tuple(found)) for name, found in holders.items()})
+    apart = {name: ids[name] for name, found in holders.items() if len(found) < len(files)}
+    return Side(every, columns, values, files, apart)
+
+
+def _joined(name: str, files: Sequence[Opened]) -> Column:
+    return join([opened.column(name) for opened in files])
 
 
 def join(pieces: Sequence[Column]) -> Column:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any, TypeAlias
 
-from rolltape.batch.columns import Column, ObjectColumn
 from rolltape.steps import ALL_STEPS, StepSelector
 from rolltape.storage import Storage
 from rolltape.tape.manifest import Manifest, read_manifest
@@ -16,14 +13,9 @@ from rolltape.tape.opening import not_found
 from rolltape.tape.probe import PREFIX as PROBE
 from rolltape.tape.recording import Recording
 from rolltape.tape.shelf import recordings
-from rolltape.verify.entries import METRICS, STATES, Comparison, Entry
-from rolltape.verify.ladder import Limits, Verdict, judge
-from rolltape.verify.samples import ColumnDifference, Pairs, compare_columns, pair
-from rolltape.verify.side import Side, read
-from rolltape.verify.values import LOGGED, compare_value
-
-Rules: TypeAlias = Callable[[str, str], Limits]
-"""What passes for the column, value or metric (second) of a stage (first)."""
+from rolltape.verify.entries import METRICS, STATES, Comparison
+from rolltape.verify.ladder import Limits
+from rolltape.verify.stages import At, Both, Rules, compare_named, compare_stage, not_recorded, read_both
 
 
 def by_default(stage: str, name: str) -> Limits:
@@ -62,28 +54,34 @@ def compare_tapes(
     known = {*left, *right}
     keys = [(split, stage, step) for step, split in work for stage in order if (split, stage, step) in known]
     with ThreadPoolExecutor(1, "rolltape-compare") as reader:
-        sides = _read_ahead(reader, keys, left, right)
+        sides = _read_ahead(reader, keys, (baseline, left), (candidate, right))
         for at, (step, split) in enumerate(work):
             progress(at, len(work))
             for key in [(split, stage, step) for stage in order if (split, stage, step) in known]:
-                result.entries += _stage(key, *next(sides), rules)
+                both = next(sides)
+                result.entries += (
+                    compare_stage(key, both, rules) if both else [not_recorded(key, key in left)]
+                )
             before, after = (side.get(step, {}) for side in metrics[split])
-            result.entries += _named((split, METRICS, step), before, after, rules, "did not log it")
+            result.entries += compare_named((split, METRICS, step), before, after, rules, "did not log it")
     progress(len(work), len(work))
     return result
 
 
-_At: TypeAlias = tuple[str, str, int]
-
-
 def _read_ahead(
-    reader: ThreadPoolExecutor, keys: Sequence[_At], *tapes: dict[_At, list[Recording]]
-) -> Iterator[tuple[Side | None, Side | None]]:
-    """Both sides of one stage after the other, the next being read while one is compared."""
+    reader: ThreadPoolExecutor, keys: Sequence[At], *tapes: tuple[Storage, dict[At, list[Recording]]]
+) -> Iterator[Both | None]:
+    """Both sides of one stage after the other, the next being read while one is compared.
 
-    def both(key: _At) -> tuple[Side | None, Side | None]:
-        left, right = (tape.get(key) for tape in tapes)
-        return (read(left), read(right)) if left and right else (_there(left), _there(right))
+    None stands for a stage that only one of them has.
+    """
+
+    def both(key: At) -> Both | None:
+        # Opened anew, because a recording keeps what it has read of a very large file.
+        left, right = (
+            [Recording(storage, one.key) for one in found.get(key, ())] for storage, found in tapes
+        )
+        return read_both(left, right) if left and right else None
 
     ahead = reader.submit(both, keys[0]) if keys else None
     for following in [*keys[1:], None]:
@@ -93,84 +91,6 @@ def _read_ahead(
             yield sides
 
 
-def _there(recordings: Sequence[Recording] | None) -> Side | None:
-    """What stands for a side that has nothing to be compared with."""
-    return Side([], {}, {}) if recordings else None
-
-
-def _stage(key: _At, a: Side | None, b: Side | None, rules: Rules) -> Iterator[Entry]:
-    if a is None or b is None:
-        yield _lacking(key, "", a is not None, "did not record it")
-        return
-    pairs = pair(a.ids, b.ids)
-    for name, lost in (("the candidate", pairs.only_left), ("the baseline", pairs.only_right)):
-        if lost:
-            note = f"{len(lost)} samples are not on {name}'s side, the first is {_name(lost[0])}"
-            yield _entry(key, "", note)
-    if not a.ids and not b.ids and (a.columns or b.columns):
-        yield _entry(key, "", "empty on both sides")
-    else:
-        yield from _columns(key, a, b, pairs, rules)
-    yield from _named(key, a.values, b.values, rules, "has no such value")
-
-
-def _columns(key: _At, a: Side, b: Side, pairs: Pairs, rules: Rules) -> Iterator[Entry]:
-    for name in dict.fromkeys([*a.columns, *b.columns]):
-        if name not in a.columns or name not in b.columns:
-            yield _lacking(key, name, name in a.columns, "has no such column")
-            continue
-        left, right = a.columns[name], b.columns[name]
-        mine = pairs if not (a.apart or b.apart) else pair(a.ids_of(name), b.ids_of(name))
-        limits = rules(key[1], name)
-        rtol = limits.of(getattr(left, "dtype", LOGGED))[0]
-        padded = name in a.padded, name in b.padded
-        found = compare_columns(left, right, mine, (a.columns, b.columns), rtol, padded)
-        note = _why(found)
-        verdict = Verdict.INCOMPARABLE if note else judge(found.difference, limits, _judged_as(left))
-        if not note and not found.difference.count and mine.ids:
-            verdict = Verdict.BITWISE  # rows without elements are equal
-        yield replace(
-            _entry(key, name, note), verdict=verdict, difference=found.difference, first=found.first,
-            worst=found.worst, samples=found.samples, noise=limits.noise,
-        )  # fmt: skip
-
-
-def _judged_as(column: Column) -> str | None:
-    """Lists of Python's floats are judged as what is logged is."""
-    floats = isinstance(column, ObjectColumn) and column.values and type(column.values[0]) is float
-    return LOGGED if floats else None
-
-
-def _why(found: ColumnDifference) -> str:
-    if found.dtypes is not None:
-        return f"dtype {found.dtypes[0]} against {found.dtypes[1]}"
-    if found.misshapen:
-        return f"{len(found.misshapen)} samples have another length, the first is {_name(found.misshapen[0])}"
-    return "not a number on either side" if found.difference.only_nan else ""
-
-
-def _named(
-    key: _At, before: Mapping[str, Any], after: Mapping[str, Any], rules: Rules, lacks: str
-) -> Iterator[Entry]:
-    """Single values, by name."""
-    for name in dict.fromkeys([*before, *after]):
-        if name not in before or name not in after:
-            yield _lacking(key, name, name in before, lacks)
-        else:
-            limits = rules(key[1], name)
-            entry = replace(_entry(key, name), noise=limits.noise)
-            yield compare_value(entry, before[name], after[name], limits)
-
-
-def _entry(key: _At, name: str, note: str = "") -> Entry:
-    split, stage, step = key
-    return Entry(split, step, stage, name, Verdict.INCOMPARABLE, note=note)
-
-
-def _lacking(key: _At, name: str, on_baseline: bool, lacks: str) -> Entry:
-    return _entry(key, name, f"the {'candidate' if on_baseline else 'baseline'} {lacks}")
-
-
 def _manifest(storage: Storage) -> Manifest:
     manifest = read_manifest(storage)
     if manifest is None:
@@ -178,15 +98,15 @@ def _manifest(storage: Storage) -> Manifest:
     return manifest
 
 
-def _by_step(storage: Storage, steps: StepSelector) -> dict[_At, list[Recording]]:
-    found: dict[_At, list[Recording]] = {}
+def _by_step(storage: Storage, steps: StepSelector) -> dict[At, list[Recording]]:
+    found: dict[At, list[Recording]] = {}
     for key in recordings(storage):
         if key.step in steps:
             found.setdefault((key.split, key.stage, key.step), []).append(Recording(storage, key))
     return found
 
 
-def _order(*sides: dict[_At, list[Recording]]) -> list[str]:
+def _order(*sides: dict[At, list[Recording]]) -> list[str]:
     """Stages in the order in which a step computed them, as far as the recordings tell."""
     order: dict[str, float] = {}
     for side in sides:
@@ -197,7 +117,7 @@ def _order(*sides: dict[_At, list[Recording]]) -> list[str]:
     return sorted(order, key=lambda stage: (order[stage], stage))
 
 
-def _calls_left_out(left: dict[_At, list[Recording]], right: dict[_At, list[Recording]]) -> bool:
+def _calls_left_out(left: dict[At, list[Recording]], right: dict[At, list[Recording]]) -> bool:
     """Whether the candidate's steps call fewer stages than the baseline's, replayed ones counted."""
     for key in right:
         if key in left:
@@ -217,7 +137,3 @@ def _logged(
     return {
         (step, split) for split, sides in metrics.items() for side in sides for step in side if step in steps
     }
-
-
-def _name(sample: tuple[str, int]) -> str:
-    return f"{sample[1]} of {sample[0] or 'the batch'}"
