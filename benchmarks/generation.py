@@ -191,15 +191,15 @@ def over_http(path: str, folder: Path, rounds: int) -> tuple[list[float], list[f
         dialect, served = engine._connected()
         assert isinstance(dialect, VLLMDialect)
         ready = prepare(chats())
-        bodies = [
-            dialect.bodies(served, prompt, dialect.encode(engine.server, served, prompt, at), params())[0]
-            for at, prompt in enumerate(ready)
-        ]
+        requests = []
+        for at, prompt in enumerate(ready):
+            ids = dialect.encode(engine.server, served, prompt, at)
+            requests += dialect.requests(served, prompt, ids, params(), at)
 
         async def bare() -> None:
             async with httpx.AsyncClient(base_url=server.url, timeout=600) as client:
                 answers = await asyncio.gather(
-                    *(client.post("/v1/completions", json=body) for body in bodies)
+                    *(client.post(request.path, json=request.body) for request in requests)
                 )
             assert all(len(answer.json()["choices"]) == GROUP for answer in answers)
 

@@ -34,3 +34,10 @@ if STACK == "engines":
         from rolltape.engines import TransformersEngine
 
         return TransformersEngine(models.tiny_llava())
+
+    @pytest.fixture(scope="session")
+    def tiling():
+        """A small Idefics3 with random weights: it cuts pictures into tiles, and vLLM has it too."""
+        from rolltape.engines import TransformersEngine
+
+        return TransformersEngine(models.tiny_idefics3())

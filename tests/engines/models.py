@@ -103,6 +103,23 @@ def tiny_qwen2(layers: int = 2) -> str:
     return saved(f"tiny-qwen2-{layers}", build)
 
 
+def tiny_qwen3_moe() -> str:
+    """Qwen3-MoE of two layers, each with eight experts, of which every token goes to two."""
+
+    def build(path: Path) -> None:
+        import torch
+        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+        words = tokenizer()
+        torch.manual_seed(0)
+        config = {k: v for k, v in text_config(words).items() if k != "model_type"}
+        config |= {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+        Qwen3MoeForCausalLM(Qwen3MoeConfig(**config)).save_pretrained(path)
+        words.save_pretrained(path)
+
+    return saved("tiny-qwen3-moe", build)
+
+
 def tiny_llava() -> str:
     """LLaVA with a small CLIP and a small Qwen2, and its real processor."""
 
@@ -134,8 +151,43 @@ def tiny_llava() -> str:
     return saved("tiny-llava", build)
 
 
+def tiny_idefics3() -> str:
+    """Idefics3 with its real processor, which cuts larger pictures into tiles. vLLM has this model itself."""
+
+    def build(path: Path) -> None:
+        import torch
+        from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor
+        from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+        words = tokenizer()
+        tiles = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+        words.add_special_tokens({"additional_special_tokens": ["<global-img>", *tiles]})
+        template = CHAT_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>")
+        processor = Idefics3Processor(
+            Idefics3ImageProcessorPil(size={"longest_edge": 56}, max_image_size={"longest_edge": 28}),
+            words, image_seq_len=4, chat_template=template,
+        )  # fmt: skip
+        words.chat_template = template
+        torch.manual_seed(0)
+        text = text_config(words) | {"model_type": "llama", "vocab_size": len(words)}
+        seeing = {
+            "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "image_size": 28, "patch_size": 7,
+        }  # fmt: skip
+        config = Idefics3Config(
+            vision_config=seeing, text_config=text, scale_factor=2, image_token_id=processor.image_token_id,
+            pad_token_id=words.pad_token_id, initializer_range=0.2,
+        )  # fmt: skip
+        model = Idefics3ForConditionalGeneration(config)
+        model.generation_config.eos_token_id = words.eos_token_id
+        model.save_pretrained(path)
+        processor.save_pretrained(path)
+
+    return saved("tiny-idefics3", build)
+
+
 def tiny_qwen2_vl():
-    """Qwen2-VL, whose pictures have positions in two dimensions, and a processor for it."""
+    """Qwen2-VL, whose pictures and videos have positions in several dimensions, and a processor for it."""
     import torch
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
@@ -162,7 +214,7 @@ class PictureProcessor:
     """Qwen2-VL's image processor and a tokenizer. The library's own needs torchvision, for its videos."""
 
     chat_template = CHAT_TEMPLATE
-    image_token = "<|image_pad|>"
+    image_token, video_token = "<|image_pad|>", "<|video_pad|>"
 
     def __init__(self, words) -> None:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -173,18 +225,41 @@ class PictureProcessor:
     def apply_chat_template(self, messages, **options):
         return self.tokenizer.apply_chat_template(messages, **options)
 
-    def __call__(self, text, images, return_tensors):
-        made = dict(self.pictures(images, return_tensors=return_tensors))
-        pieces = text[0].split("<|image_pad|>")
-        counts = [int(grid.prod()) // 4 for grid in made["image_grid_thw"]]
-        filled = pieces[0] + "".join(
-            "<|image_pad|>" * n + piece for n, piece in zip(counts, pieces[1:], strict=True)
+    def __call__(self, text, return_tensors, images=(), videos=(), add_special_tokens=True):
+        made = dict(self.pictures(images, return_tensors=return_tensors)) if images else {}
+        if videos:
+            made |= self.watched(videos)
+        filled = text[0]
+        for token, grids in ((self.image_token, "image_grid_thw"), (self.video_token, "video_grid_thw")):
+            counts = [int(grid.prod()) // 4 for grid in made.get(grids, ())]
+            pieces = filled.split(token)
+            filled = pieces[0] + "".join(
+                token * n + piece for n, piece in zip(counts, pieces[1:], strict=True)
+            )
+        made |= dict(
+            self.tokenizer([filled], return_tensors=return_tensors, add_special_tokens=add_special_tokens)
         )
-        made |= dict(self.tokenizer([filled], return_tensors=return_tensors))
         made.pop("token_type_ids", None)
-        pad = self.tokenizer.convert_tokens_to_ids("<|image_pad|>")
-        made["mm_token_type_ids"] = (made["input_ids"] == pad).int()
+        image, video = map(self.tokenizer.convert_tokens_to_ids, (self.image_token, self.video_token))
+        made["mm_token_type_ids"] = (made["input_ids"] == image).int() + 2 * (
+            made["input_ids"] == video
+        ).int()
         return made
+
+    def watched(self, videos):
+        """Patches of two frames each: a picture is such a patch with one frame twice."""
+        import torch
+        from PIL import Image
+
+        pixels, grids = [], []
+        for frames in videos:
+            seen = [self.pictures([Image.fromarray(frame)], return_tensors="pt") for frame in frames]
+            patches = [one["pixel_values"].view(-1, 3, 2, 14 * 14) for one in seen]
+            for first, second in zip(patches[::2], patches[1::2], strict=True):
+                pixels.append(torch.stack([first[:, :, 0], second[:, :, 1]], 2).flatten(1))
+            _, height, width = seen[0]["image_grid_thw"][0].tolist()
+            grids.append([len(frames) // 2, height, width])
+        return {"pixel_values_videos": torch.cat(pixels), "video_grid_thw": torch.tensor(grids)}
 
 
 def smollm2() -> str:

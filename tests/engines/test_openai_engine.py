@@ -1,19 +1,24 @@
 """OpenAIEngine against vLLM's own server, with the training model as the judge."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoModelForCausalLM
 
-from rolltape.engines import OpenAIEngine, Prompt, SamplingParams, mismatch, score
+from rolltape.engines import OpenAIEngine, Prompt, SamplingParams, SGLangEngine, mismatch, score
 from rolltape.errors import (
     ConfigError,
     EngineError,
     EngineUnreachableError,
     GenerationError,
     PromptError,
+    StaleWeightsError,
     WeightsError,
 )
+from tests.engines import models
 from tests.engines.servers import free_port, vllm_server
 
 TOLERANCE = 5e-5
@@ -87,15 +92,43 @@ def test_after_each_of_five_updates_the_server_has_the_trainers_log_probs(engine
         assert not list(tmp_path.iterdir()), "what was sent is not kept"
 
 
-def test_weights_that_do_not_fit_are_refused_before_the_server_sees_them(engine, trainer):
-    weights = dict(trainer.state_dict())
-    weights["model.norm.weight"] = weights["model.norm.weight"][:7]
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (
+            lambda w: w.update({"model.norm.weight": w["model.norm.weight"][:7]}),
+            "model.norm.weight has the shape",
+        ),
+        (
+            lambda w: w.update({"model.norm.weight": w["model.norm.weight"].half()}),
+            "model.norm.weight is torch.float16",
+        ),
+        (lambda w: w.update({"model.norm.wait": w.pop("model.norm.weight")}), "no tensor 'model.norm.wait'"),
+        (lambda w: w.pop("model.norm.weight"), "model.norm.weight is missing"),
+    ],
+    ids=["shape", "dtype", "name", "missing"],
+)
+def test_weights_that_do_not_fit_are_refused_before_the_server_sees_them(engine, trainer, spoil, says):
+    weights = {name: tensor + 0.1 for name, tensor in trainer.state_dict().items()}
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    spoil(weights)
     before = engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=8))
-    with pytest.raises(WeightsError, match=r"model\.norm\.weight has the shape"):
+    with pytest.raises(WeightsError, match=re.escape(says)):
         engine.update_weights(weights)
     after = engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=8))
     assert [a.tolist() for a in before.logprobs] == [a.tolist() for a in after.logprobs]
     assert engine.weights_version == 0
+
+
+def test_new_weights_for_experts_are_refused_by_a_server_on_cpu(tmp_path):
+    """See test_routes.py for why; the server is asked what it runs on, and nothing else."""
+    path = models.tiny_qwen3_moe()
+    mixture = AutoModelForCausalLM.from_pretrained(path)
+    with OpenAIEngine(vllm_server().url, weights_dir=tmp_path, checkpoint=path) as engine:
+        with pytest.raises(EngineError, match="vLLM on CPU cannot take new weights for a mixture"):
+            engine.update_weights(mixture.state_dict())
+        assert engine.weights_version == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_weights_that_someone_else_sent_are_noticed(engine, trainer):
@@ -123,9 +156,11 @@ def test_which_kind_the_server_gives_is_found_out_not_assumed(engine):
     ("prompt", "field"),
     [
         ([5] * 512, "prompts[1]"),
+        ([5, 512], "prompts[1].token_ids"),
+        ("", "prompts[1].text"),
         (Prompt(text="x", videos=[np.zeros((1, 2, 2, 3), np.uint8)]), "prompts[1].videos"),
     ],
-    ids=["too long", "a video"],
+    ids=["too long", "a token too high", "empty", "a video"],
 )
 def test_what_the_model_cannot_take_is_refused_before_anything_runs(engine, prompt, field):
     with pytest.raises(PromptError) as caught:
@@ -133,12 +168,32 @@ def test_what_the_model_cannot_take_is_refused_before_anything_runs(engine, prom
     assert caught.value.where == field
 
 
-def test_a_prompt_that_the_server_refuses_is_named_and_the_others_are_kept(engine):
-    with pytest.raises(GenerationError, match="out of vocabulary") as caught:
-        engine.generate(["fine", [5, 512], "good"], SamplingParams(max_tokens=1, n=2))
+def test_an_image_to_a_text_model_is_named_and_the_others_are_kept(engine):
+    """Only the server knows that its model cannot see."""
+    content = [{"type": "image"}, {"type": "text", "text": "What is this?"}]
+    seen = Prompt(messages=[{"role": "user", "content": content}], images=[Image.new("RGB", (8, 8))])
+    with pytest.raises(GenerationError, match="not a multimodal model") as caught:
+        engine.generate(["fine", seen, "good"], SamplingParams(max_tokens=1, n=2))
     assert list(caught.value.failures) == [1]
     assert isinstance(caught.value.failures[1], PromptError)
+    assert caught.value.failures[1].where.startswith("prompts[1].images, ")
     assert len(caught.value.rollout) == 4
+
+
+def test_a_stop_token_that_the_model_does_not_have(engine):
+    with pytest.raises(ConfigError, match="stop_token_ids has 512") as caught:
+        engine.generate(["fine"], SamplingParams(stop_token_ids=[3, 512]))
+    assert caught.value.where == "SamplingParams.stop_token_ids"
+
+
+@pytest.mark.parametrize("kind", [OpenAIEngine, SGLangEngine])
+def test_stale_weights_are_refused_before_the_server_is_asked(kind):
+    with kind(f"http://127.0.0.1:{free_port()}", max_staleness=1, weights_version=3) as engine:
+        engine.expect_version(5)
+        with pytest.raises(StaleWeightsError, match="version 3, 2 behind"):
+            engine.generate(["x"])
+        with pytest.raises(ConfigError, match="max_staleness=-1"):
+            kind("http://127.0.0.1:1", max_staleness=-1)
 
 
 def test_a_model_that_the_server_does_not_have():

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from rolltape.engines import OpenAIEngine, Rollout, SamplingParams, retrying
-from rolltape.errors import EngineError, EngineUnreachableError, GenerationError
+from rolltape.errors import EngineError, EngineUnreachableError, GenerationError, PromptError
 from tests.engines.proxy import Proxy
 from tests.engines.servers import Process, free_port, llama_cpp_server, vllm_server
 
@@ -155,6 +155,20 @@ def test_an_answer_that_lacks_something_names_prompt_and_field(proxy, change, sa
     assert said in str(caught.value.failures[2])
     assert caught.value.failures[2].where == where
     assert len(caught.value.rollout) == 10
+
+
+def test_a_model_without_a_chat_template(proxy):
+    said = "default chat template is no longer allowed, so you must provide a chat template"
+    refused = (400, {}, f'{{"error": {{"message": "{said}"}}}}')
+    proxy.fault = lambda number, path, body: refused if "messages" in body else None
+    chat = [{"role": "user", "content": "Two and two?"}]
+    with (
+        engine_on(proxy) as engine,
+        pytest.raises(PromptError, match=r"prompt 1: .* chat template") as caught,
+    ):
+        engine.generate([PROMPTS[0], chat], PARAMS)
+    assert caught.value.where.startswith("prompts[1], ")
+    assert not proxy.completions(), "nothing has run"
 
 
 def test_no_more_requests_at_a_time_than_allowed(proxy):

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from rolltape.engines import OpenAIEngine, SamplingParams, TransformersEngine, mismatch
+from rolltape.engines import OpenAIEngine, Prompt, SamplingParams, TransformersEngine, mismatch
 from rolltape.errors import EngineError, PromptError
 from tests.engines import models
 from tests.engines.servers import llama_cpp_server
@@ -64,6 +65,13 @@ def test_what_the_server_cannot_do_exactly_is_refused(engine, field):
 def test_a_prompt_longer_than_the_context(engine):
     with pytest.raises(PromptError, match="1024"):
         engine.generate([[5] * 1024])
+
+
+def test_an_image_is_refused(engine):
+    """The server would not say which tokens it became."""
+    with pytest.raises(PromptError, match=r"llama\.cpp's server takes text only") as caught:
+        engine.generate([CHAT, Prompt(messages=CHAT, images=[Image.new("RGB", (4, 4))])])
+    assert caught.value.where == "prompts[1].images"
 
 
 def test_weights_cannot_be_sent(engine):

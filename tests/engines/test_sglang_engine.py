@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from rolltape.engines import SamplingParams, SGLangEngine, mismatch, score
+from rolltape.engines import Prompt, SamplingParams, SGLangEngine, mismatch, score
 from rolltape.errors import ConfigError, EngineError, GenerationError, PromptError, WeightsError
 from tests.engines.sglang_tape import PROMPTS, SCENES, repeated
 
@@ -97,9 +97,18 @@ def test_after_each_of_five_updates_the_server_has_the_trainers_log_probs(played
         assert mismatch(rollout, wanted).max_abs < TOLERANCE
 
 
-def test_weights_that_do_not_fit_never_leave(tiny_path, tmp_path, trainer):
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda w: w.update({"model.norm.weight": w["model.norm.weight"][:7]}),
+        lambda w: w.update({"model.norm.weight": w["model.norm.weight"].half()}),
+        lambda w: w.pop("model.norm.weight"),
+    ],
+    ids=["shape", "dtype", "missing"],
+)
+def test_weights_that_do_not_fit_never_leave(tiny_path, tmp_path, trainer, spoil):
     weights = dict(trainer.state_dict())
-    weights["model.norm.weight"] = weights["model.norm.weight"][:7]
+    spoil(weights)
     with engine_of("updated", tiny_path, tmp_path) as (engine, left):
         before = len(left)
         with pytest.raises(WeightsError, match=r"model\.norm\.weight"):
@@ -176,12 +185,28 @@ def test_answers_with_other_weights_than_were_sent_are_refused(tiny_path, tmp_pa
     assert "weights default instead of version 1" in str(caught.value.failures[0])
 
 
+def test_a_server_that_fails_loses_one_prompt(tiny_path, tmp_path, trainer):
+    def fail(entries):
+        entry = next(e for e in entries if e["path"] == "/generate" and e["body"]["input_ids"] == PROMPTS[2])
+        entry["status"], entry["answer"] = 500, {"error": {"message": "no memory"}}
+
+    with (
+        engine_of("greedy", tiny_path, tmp_path, fail) as (engine, _),
+        pytest.raises(GenerationError, match="500: no memory") as caught,
+    ):
+        SCENES["greedy"](engine, trainer)
+    assert list(caught.value.failures) == [2]
+    assert len(caught.value.rollout) == 2
+
+
 @pytest.mark.parametrize(
     ("prompts", "params", "error", "where"),
     [
         ([[5] * 600], {}, PromptError, "prompts[0]"),
         ([[5], [5, 900]], {}, PromptError, "prompts[1].token_ids"),
         ([[5]], {"seed": 3}, EngineError, "SamplingParams.seed"),
+        ([[5]], {"stop_token_ids": [512]}, ConfigError, "SamplingParams.stop_token_ids"),
+        ([[5], Prompt(text="x", videos=[[]])], {}, PromptError, "prompts[1].videos"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(tiny_path, tmp_path, prompts, params, error, where):

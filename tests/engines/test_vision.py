@@ -1,15 +1,20 @@
 """Images and the vision-language models that see them, small ones with random weights."""
 
+import copy
+import json
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokenizers.processors import TemplateProcessing
 
 import rolltape
 from rolltape.engines import Prompt, SamplingParams, TransformersEngine, mismatch, score
 from tests.engines import models
 
 TOLERANCE = 2e-5
+WATCH = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "What happens?"}]}]
 ASK = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]}]
 PARAMS = SamplingParams(n=4, max_tokens=12, seed=3)
 
@@ -36,28 +41,31 @@ def prompts():
     ]
 
 
+def recomputed(engine, made, row):
+    """The log-probs of a response by one plain forward pass of the model."""
+    prompt = made.prompts[made.group[row]]
+    media = {name: getattr(prompt, name) for name in ("images", "videos") if getattr(prompt, name)}
+    inputs = {}
+    if media:
+        text = engine.processor.apply_chat_template(
+            prompt.messages, tokenize=False, add_generation_prompt=True
+        )
+        inputs = dict(engine.processor(text=[text], return_tensors="pt", **media))
+        assert inputs.pop("input_ids")[0].tolist() == made.prompt_ids[row].tolist()
+        inputs.pop("attention_mask")
+    ids = torch.from_numpy(np.concatenate([made.prompt_ids[row], made.response_ids[row]]))[None]
+    start, more = len(made.prompt_ids[row]), len(made.response_ids[row])
+    if "mm_token_type_ids" in inputs:
+        inputs["mm_token_type_ids"] = torch.nn.functional.pad(inputs["mm_token_type_ids"], (0, more))
+    with torch.no_grad():
+        logprobs = engine.model(ids, **inputs).logits[0].log_softmax(-1)
+    return logprobs[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0].numpy()
+
+
 def test_log_probs_are_the_models_own(engine):
     made = engine.generate(prompts(), PARAMS)
-    for position, group in enumerate(made.groups()):
-        prompt = made.prompts[position]
-        inputs = {}
-        if prompt.images:
-            text = engine.processor.apply_chat_template(
-                prompt.messages, tokenize=False, add_generation_prompt=True
-            )
-            inputs = dict(engine.processor(text=[text], images=prompt.images, return_tensors="pt"))
-            assert inputs.pop("input_ids")[0].tolist() == made.prompt_ids[group[0]].tolist()
-            inputs.pop("attention_mask")
-        for row in group:
-            ids = torch.from_numpy(np.concatenate([made.prompt_ids[row], made.response_ids[row]]))[None]
-            start, more = len(made.prompt_ids[row]), len(made.response_ids[row])
-            given = dict(inputs)
-            if "mm_token_type_ids" in given:
-                given["mm_token_type_ids"] = torch.nn.functional.pad(given["mm_token_type_ids"], (0, more))
-            with torch.no_grad():
-                logprobs = engine.model(ids, **given).logits[0].log_softmax(-1)
-            again = logprobs[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0].numpy()
-            assert np.abs(again - made.logprobs[row]).max() < TOLERANCE
+    for row in range(len(made)):
+        assert np.abs(recomputed(engine, made, row) - made.logprobs[row]).max() < TOLERANCE
 
 
 def test_the_picture_matters(engine):
@@ -114,3 +122,81 @@ def test_pictures_that_cannot_be_are_named(engine, prompt, says):
     with pytest.raises(rolltape.PromptError, match=says) as caught:
         engine.generate(["fine", prompt])
     assert caught.value.where.startswith("prompts[1]")
+
+
+def video(seed, frames=4):
+    return np.random.default_rng(seed).integers(0, 256, (frames, 28, 56, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def watching():
+    """Transformers' own processors of videos need torchvision; the model itself does not."""
+    model, processor = models.tiny_qwen2_vl()
+    return TransformersEngine(model, processor=processor)
+
+
+def test_videos_have_the_models_own_log_probs_alone_and_beside_pictures(watching):
+    asked = [
+        Prompt(messages=WATCH, videos=[video(0)]),
+        Prompt(messages=ASK, images=[picture(0)]),
+        Prompt(messages=WATCH + WATCH, videos=[video(1, 2), video(2, 6)]),
+        Prompt(messages=ASK + WATCH, images=[picture(1)], videos=[video(3)]),
+        "neither",
+    ]
+    made = watching.generate(asked, PARAMS)
+    for row in range(len(made)):
+        assert np.abs(recomputed(watching, made, row) - made.logprobs[row]).max() < TOLERANCE
+    assert mismatch(made, score(watching, made)).max_abs < TOLERANCE
+    other = watching.generate([Prompt(messages=WATCH, videos=[video(9)])], SamplingParams(max_tokens=1))
+    assert other.prompt_ids[0].tolist() == made.prompt_ids[0].tolist()
+    assert other.uid[0] != made.uid[0]
+
+
+def test_the_order_of_frames_matters(watching):
+    params = SamplingParams(temperature=0, max_tokens=1)
+    frames = video(0)
+    one, other = (
+        watching.generate([Prompt(messages=WATCH, videos=[order])], params)
+        for order in (frames, frames[::-1].copy())
+    )
+    assert np.abs(one.logprobs[0] - other.logprobs[0]).max() > 1e-4
+
+
+def test_a_video_without_a_place_is_named(watching):
+    with pytest.raises(rolltape.PromptError, match="1 videos and its text has a place for 0") as caught:
+        watching.generate(["fine", Prompt(messages=[{"role": "user", "content": "?"}], videos=[video(0)])])
+    assert caught.value.where == "prompts[1].videos"
+
+
+def test_a_processor_that_needs_torchvision_says_so(tmp_path):
+    model, processor = models.tiny_qwen2_vl()
+    model.save_pretrained(tmp_path)
+    processor.tokenizer.save_pretrained(tmp_path)
+    processor.pictures.save_pretrained(tmp_path)
+    saved = tmp_path / "preprocessor_config.json"
+    saved.write_text(json.dumps(json.loads(saved.read_text()) | {"processor_class": "Qwen2VLProcessor"}))
+    with pytest.raises(rolltape.MissingDependencyError, match=r"(?i)torchvision") as caught:
+        TransformersEngine(str(tmp_path))
+    assert "processor=" in caught.value.hint
+    made = TransformersEngine(str(tmp_path), processor=processor).generate(
+        [Prompt(messages=WATCH, videos=[video(0)])], SamplingParams(max_tokens=2)
+    )
+    assert len(made.response_ids[0]) == 2
+
+
+def test_a_chat_with_a_picture_has_the_special_tokens_of_its_template_once(seeing):
+    """Many chat templates begin with the token that the tokenizer puts first by itself."""
+    words = copy.deepcopy(seeing.tokenizer)
+    first = words.convert_tokens_to_ids("<|endoftext|>")
+    words.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", first)]
+    )
+    processor = copy.copy(seeing.processor)
+    processor.tokenizer = words
+    processor.chat_template = "<|endoftext|>" + processor.chat_template
+    engine = TransformersEngine(seeing.model, processor=processor)
+    made = engine.generate(
+        [Prompt(messages=ASK, images=[picture(0)]), Prompt(text="<|image_pad|> here", images=[picture(0)])],
+        SamplingParams(max_tokens=1),
+    )
+    assert [ids.tolist().count(first) for ids in made.prompt_ids] == [1, 1]

@@ -194,6 +194,13 @@ def test_what_cannot_be_is_refused_before_anything_runs(engine, prompts, params,
     assert re.fullmatch(where, caught.value.where)
 
 
+def test_a_model_without_a_chat_template(engine, monkeypatch):
+    monkeypatch.setattr(engine.tokenizer, "chat_template", None)
+    with pytest.raises(PromptError, match="no chat template") as caught:
+        engine.generate(["fine", PROMPTS[1]])
+    assert caught.value.where == "prompts[1].messages"
+
+
 def test_scoring_at_another_temperature_is_refused(engine):
     rollout = engine.generate(["fine"], SamplingParams(max_tokens=2))
     with pytest.raises(EngineError, match="temperature 1 only"):

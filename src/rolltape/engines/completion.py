@@ -46,13 +46,15 @@ class Completion:
     top_logprobs: Logprobs | None = None
     """Their log-probs, of the same kind."""
     routes: np.ndarray | None = None
-    """The experts each token went to, ``(tokens, layers, experts per token)``, from engines that tell."""
+    """The experts that tokens went to, ``(tokens, layers, experts per token)``: of the prompt and of the
+    response but for its last token, which the model never read. Made int16."""
 
     def __post_init__(self) -> None:
         for name in ("prompt_ids", "response_ids", "top_ids"):
             self._cast(name, np.int64)
         for name in ("logprobs", "top_logprobs"):
             self._cast(name, np.float32)
+        self._cast("routes", np.int16)
         object.__setattr__(self, "finish_reason", FinishReason.parse(self.finish_reason))
 
     def _cast(self, name: str, dtype: type) -> None:

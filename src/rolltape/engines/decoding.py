@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from rolltape.engines.completion import FinishReason
 from rolltape.engines.drawing import Drawn, draw
 from rolltape.engines.inputs import Encoded
 from rolltape.engines.prefill import Running
+from rolltape.engines.routing import Routing
 from rolltape.engines.sampling import SamplingParams
 from rolltape.engines.stopping import StopTexts
 
@@ -27,6 +29,8 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     top_ids: list[list[int]] = field(default_factory=list)
     top_logprobs: list[list[float]] = field(default_factory=list)
+    routes: list[np.ndarray] = field(default_factory=list)
+    """Pieces of ``(tokens, layers, experts per token)``, the prompt's first, where they were asked for."""
     text: str | None = None
     """Known here only where a stop text ended it."""
     finish_reason: FinishReason = FinishReason.LENGTH
@@ -41,10 +45,24 @@ def decode(
     stops: StopTexts | None,
 ) -> None:
     """Sample all rows of each prompt to their end; ``ends`` are the tokens that end one."""
-    live = [row for group in rows for row in group]
-    running = Running(model, prompts, [len(group) for group in rows])
-    ending = torch.tensor(sorted(ends), dtype=torch.long, device=model.device)
-    random = torch.from_numpy(_matrix(live)).to(model.device)
+    with Routing(model) if params.routes else nullcontext() as routing:
+        running = Running(model, prompts, [len(group) for group in rows])
+        if routing is not None:
+            _keep_prompt_routes(routing.take(len(prompts)), prompts, rows)
+        _go_on(running, [row for group in rows for row in group], params, ends, stops, routing)
+
+
+def _go_on(
+    running: Running,
+    live: list[Row],
+    params: SamplingParams,
+    ends: Collection[int],
+    stops: StopTexts | None,
+    routing: Routing | None,
+) -> None:
+    device = running.logits.device
+    ending = torch.tensor(sorted(ends), dtype=torch.long, device=device)
+    random = torch.from_numpy(_matrix(live)).to(device)
     logits = running.logits
     done = [False] * len(live)
     for step in range(max(len(row.random) for row in live)):
@@ -56,11 +74,15 @@ def decode(
             return
         tokens = drawn.tokens
         if ended * 16 >= len(live):  # rows that ended cost as much as others; moving the rest costs a little
-            left = torch.tensor([at for at, over in enumerate(done) if not over], device=model.device)
+            left = torch.tensor([at for at, over in enumerate(done) if not over], device=device)
             running.keep(left)
             live = [row for row, over in zip(live, done, strict=True) if not over]
             random, tokens, done = random[left], tokens[left], [False] * len(live)
         logits = running.advance(tokens[:, None])[:, -1]
+        if routing is not None:
+            for row, routes, over in zip(live, routing.take(len(live)), done, strict=True):
+                if not over:
+                    row.routes.append(routes)
 
 
 def _keep(
@@ -88,6 +110,13 @@ def _keep(
             row.finish_reason, row.text, done[at] = FinishReason.STOP, text, True
         elif len(row.tokens) == len(row.random):
             done[at] = True
+
+
+def _keep_prompt_routes(found: np.ndarray, prompts: Sequence[Encoded], rows: Sequence[Sequence[Row]]) -> None:
+    """Give every completion the routes of its prompt, without those of the padding on the left."""
+    for routes, prompt, group in zip(found, prompts, rows, strict=True):
+        for row in group:
+            row.routes.append(routes[len(routes) - len(prompt.ids) :])
 
 
 def _matrix(rows: Sequence[Row]) -> np.ndarray:

@@ -43,9 +43,9 @@ def render(prompt: Prompt, tokenizer: Any, position: int = 0) -> str:
     return str(text)
 
 
-def check_text_only(prompts: Sequence[Prompt], model: str) -> None:
-    """Refuse images and videos, for a model that cannot see them."""
-    for position, prompt in enumerate(prompts):
+def check_text_only(prompts: Sequence[Prompt], model: str, *, first: int = 0) -> None:
+    """Refuse images and videos, for a model that cannot see them. ``first`` is the position of the first."""
+    for position, prompt in enumerate(prompts, first):
         for field in ("images", "videos"):
             if getattr(prompt, field):
                 raise PromptError(
@@ -53,6 +53,37 @@ def check_text_only(prompts: Sequence[Prompt], model: str) -> None:
                     where=f"prompts[{position}].{field}",
                     hint="use a vision-language model, and give the engine its processor",
                 )
+
+
+def check_no_videos(prompt: Prompt, position: int, what: str) -> None:
+    """Refuse videos, where only images can be had."""
+    if prompt.videos:
+        raise PromptError(
+            f"prompt {position} has videos, and {what} is sent text and images only",
+            where=f"prompts[{position}].videos",
+            hint="send frames as images, or use an engine in this process",
+        )
+
+
+def render_with_media(prompt: Prompt, processor: Any, position: int = 0) -> str:
+    """The text of a prompt with images or videos, in which each of them has its place."""
+    if prompt.token_ids is not None:
+        raise PromptError(
+            f"prompt {position} has images or videos beside token ids",
+            where=f"prompts[{position}].token_ids",
+            hint="pass text or messages: the processor decides how many tokens a picture takes",
+        )
+    text = render(prompt, processor, position)
+    for name, mark in (("images", "image_token"), ("videos", "video_token")):
+        token = getattr(processor, mark, None)
+        given = len(getattr(prompt, name))
+        if isinstance(token, str) and text.count(token) != given:
+            raise PromptError(
+                f"prompt {position} has {given} {name} and its text has a place for {text.count(token)}",
+                where=f"prompts[{position}].{name}",
+                hint=f"{token!r} in the text, or a part of that type in the messages, is the place of each",
+            )
+    return text
 
 
 def check_ids(ids: Sequence[int], position: int, *, vocab_size: int | None, context: int | None) -> None:

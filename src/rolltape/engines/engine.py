@@ -28,6 +28,8 @@ class Engine(ABC):
     """What recordings call it: ``transformers``, ``vllm``, …"""
     version: str
     """Of the library or server that does the work."""
+    gives_routes: bool = False
+    """Whether it can tell which experts tokens went to, ``SamplingParams.routes``."""
 
     def __init__(self, *, weights_version: int = 0, max_staleness: int | None = None) -> None:
         """``max_staleness``: by how many versions the weights may be behind the trainer's; None: any."""
@@ -53,6 +55,12 @@ class Engine(ABC):
         """
         params = params or SamplingParams()
         self._refuse_stale(self._trainer_version if trainer_version is None else trainer_version)
+        if params.routes and not self.gives_routes:
+            raise EngineError(
+                f"the engine {self.name!r} does not tell which experts tokens went to",
+                where="SamplingParams.routes",
+                hint="TransformersEngine and VLLMEngine can",
+            )
         ready = prepare(prompts)
         answers = self._complete(ready, params) if ready else []
         return self._collected(ready, params, answers)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rolltape.engines.batching import Share
-from rolltape.engines.encoding import encode, render
+from rolltape.engines.encoding import encode, render_with_media
 from rolltape.engines.prompt import Prompt
 from rolltape.errors import PromptError
 
@@ -29,19 +29,13 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, processor: Any, position: int)
     """Token ids of a prompt, and tensors of its images and videos."""
     if not prompt.images and not prompt.videos:
         return Encoded(encode(prompt, tokenizer, position))
-    if prompt.token_ids is not None:
-        raise PromptError(
-            f"prompt {position} has images or videos beside token ids",
-            where=f"prompts[{position}].token_ids",
-            hint="pass text or messages: the processor decides how many tokens a picture takes",
-        )
-    media = {"images": list(prompt.images) or None, "videos": list(prompt.videos) or None}
-    text = render(prompt, processor, position)
-    _check_places(text, prompt, processor, position)
+    media = {"images": list(prompt.images), "videos": list(prompt.videos)}
+    text = render_with_media(prompt, processor, position)
+    options: dict[str, Any] = {name: given for name, given in media.items() if given}
+    if prompt.messages is not None:
+        options["add_special_tokens"] = False  # they are in the chat template
     try:
-        made = processor(
-            text=[text], return_tensors="pt", **{k: v for k, v in media.items() if v is not None}
-        )
+        made = processor(text=[text], return_tensors="pt", **options)
     except Exception as error:  # processors raise what they like: the prompt is what the user can act on
         raise PromptError(
             f"the processor cannot take prompt {position}: {type(error).__name__}: {error}",
@@ -52,19 +46,6 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, processor: Any, position: int)
     made.pop("attention_mask", None)
     per_token = {name: made.pop(name) for name in list(made) if tuple(made[name].shape) == tuple(ids.shape)}
     return Encoded(ids[0].tolist(), per_token, dict(made))
-
-
-def _check_places(text: str, prompt: Prompt, processor: Any, position: int) -> None:
-    """Not every processor sees that a text mentions more or fewer pictures than there are."""
-    for name, mark in (("images", "image_token"), ("videos", "video_token")):
-        token = getattr(processor, mark, None)
-        given = len(getattr(prompt, name))
-        if isinstance(token, str) and text.count(token) != given:
-            raise PromptError(
-                f"prompt {position} has {given} {name} and its text has a place for {text.count(token)}",
-                where=f"prompts[{position}].{name}",
-                hint=f"{token!r} in the text, or a part of that type in the messages, is the place of each",
-            )
 
 
 def mixes(first: Encoded, second: Encoded) -> bool:

@@ -1,4 +1,4 @@
-"""What the two dialects of OpenAI's completions have in common: what an engine needs to know and to read."""
+"""What the two dialects of OpenAI's completions have in common: what an engine needs to know and to ask."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from rolltape.engines.completion import Completion
 from rolltape.engines.prompt import Prompt
 from rolltape.engines.sampling import SamplingParams
 from rolltape.engines.serving import Server
-from rolltape.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +24,16 @@ class Served:
     """Where the server has the model from."""
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is sent for a prompt, and where."""
+
+    path: str
+    body: dict[str, Any]
+    who: str
+    """What the errors name: ``prompts[3]``, or a field of it."""
+
+
 class Dialect(Protocol):
     """How one kind of server is asked, and how its answers are read."""
 
@@ -38,39 +45,16 @@ class Dialect(Protocol):
     def check(self, server: Server, served: Served, params: SamplingParams) -> None:
         """Refuse, with ``EngineError``, what this kind of server cannot do."""
 
-    def encode(self, server: Server, served: Served, prompt: Prompt, position: int) -> list[int]:
-        """The token ids of a prompt, by the server's own tokenizer and chat template."""
+    def encode(self, server: Server, served: Served, prompt: Prompt, position: int) -> list[int] | None:
+        """The token ids of a prompt, by the server's own tokenizer and chat template. None for one with
+        images, whose ids come with the answer; ``PromptError`` where this kind of server takes none."""
 
-    def bodies(
-        self, served: Served, prompt: Prompt, ids: Sequence[int], params: SamplingParams
-    ) -> list[dict[str, Any]]:
+    def requests(
+        self, served: Served, prompt: Prompt, ids: Sequence[int] | None, params: SamplingParams, position: int
+    ) -> list[Request]:
         """The requests that together give ``params.n`` completions."""
 
     def read(
-        self, answer: Any, ids: Sequence[int], params: SamplingParams, position: int, version: int
+        self, answer: Any, ids: Sequence[int] | None, params: SamplingParams, position: int, version: int
     ) -> list[Completion]:
         """The completions in one answer. What is missing in it is an ``EngineError`` naming the field."""
-
-
-def field(container: Any, name: str, position: int, at: str) -> Any:
-    """A part of an answer that must be there."""
-    value = container.get(name) if isinstance(container, dict) else None
-    if value is None:
-        raise EngineError(
-            f"the answer to prompt {position} has no {at}{name}",
-            where=f"prompts[{position}], {at}{name}",
-            causes=["the server gives no token ids or log-probs", "another dialect than the server's"],
-        )
-    return value
-
-
-def numbers(values: Sequence[Any], tokens: int, position: int, at: str) -> np.ndarray:
-    """Log-probs that are there, are numbers, and are one per token."""
-    found = np.array([np.nan if value is None else value for value in values], np.float32)
-    if len(found) != tokens or np.isnan(found).any():
-        missing = int(np.isnan(found).argmax()) if len(found) == tokens else min(len(found), tokens)
-        raise EngineError(
-            f"the answer to prompt {position} has {tokens} tokens and no log-prob for token {missing}",
-            where=f"prompts[{position}], {at}",
-        )
-    return found

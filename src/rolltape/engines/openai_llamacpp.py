@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from rolltape.engines.answers import completed, field, numbers
 from rolltape.engines.completion import Completion
-from rolltape.engines.openai_dialect import Served, field, numbers
+from rolltape.engines.encoding import check_text_only
+from rolltape.engines.openai_dialect import Request, Served
 from rolltape.engines.prompt import Prompt
 from rolltape.engines.sampling import LogprobKind, SamplingParams, seed_for
 from rolltape.engines.serving import Server
-from rolltape.engines.vllm_outputs import point_mass
 from rolltape.errors import EngineError
 
 
@@ -40,49 +39,46 @@ class LlamaCppDialect:
                 )
 
     def encode(self, server: Server, served: Served, prompt: Prompt, position: int) -> list[int]:
+        # Its server can take images, and does not tell which tokens they became.
+        check_text_only([prompt], "llama.cpp's server", first=position)
         if prompt.token_ids is not None:
             return list(prompt.token_ids)
         who = f"prompts[{position}]"
         text = prompt.text
         if prompt.messages is not None:
-            text = field(
-                server.post("/apply-template", {"messages": prompt.messages}, who=who), "prompt", position, ""
-            )
+            rendered = server.post("/apply-template", {"messages": prompt.messages}, who=who)
+            text = field(rendered, "prompt", position)
         body = {"content": text, "add_special": prompt.messages is None, "parse_special": True}
-        return [
-            int(token) for token in field(server.post("/tokenize", body, who=who), "tokens", position, "")
-        ]
+        return [int(token) for token in field(server.post("/tokenize", body, who=who), "tokens", position)]
 
-    def bodies(
-        self, served: Served, prompt: Prompt, ids: Sequence[int], params: SamplingParams
-    ) -> list[dict[str, Any]]:
+    def requests(
+        self, served: Served, prompt: Prompt, ids: Sequence[int] | None, params: SamplingParams, position: int
+    ) -> list[Request]:
         common = {
             "model": served.model,
-            "prompt": list(ids),
+            "prompt": list(ids or ()),
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
             "top_p": params.top_p,
             "top_k": params.top_k,
-            "samplers": [
-                "temperature",
-                "top_k",
-                "top_p",
-            ],  # its own order has the temperature last, and others
+            # its own order has the temperature last, and others
+            "samplers": ["temperature", "top_k", "top_p"],
             "ignore_eos": params.ignore_eos,
             "logprobs": max(params.top_logprobs, 1),  # 0 would be none
             "post_sampling_probs": self._asks_processed(params),
         }
-        if params.seed is None:
-            return [common] * params.n
-        seeds = [seed_for(params.seed, str(prompt.uid), index) for index in range(params.n)]
-        return [{**common, "seed": seed} for seed in seeds]
+        bodies = [common] * params.n
+        if params.seed is not None:
+            seeds = [seed_for(params.seed, str(prompt.uid), index) for index in range(params.n)]
+            bodies = [{**common, "seed": seed} for seed in seeds]
+        return [Request("/v1/completions", body, f"prompts[{position}]") for body in bodies]
 
     def read(
-        self, answer: Any, ids: Sequence[int], params: SamplingParams, position: int, version: int
+        self, answer: Any, ids: Sequence[int] | None, params: SamplingParams, position: int, version: int
     ) -> list[Completion]:
         return [
-            self._completion(choice, ids, params, position, version)
-            for choice in field(answer, "choices", position, "")
+            self._completion(choice, ids or (), params, position, version)
+            for choice in field(answer, "choices", position)
         ]
 
     def _completion(
@@ -92,25 +88,18 @@ class LlamaCppDialect:
         places = field(field(choice, "logprobs", position, at), "content", position, at + "logprobs.")
         asked = self._asks_processed(params)
         values = [_logprob(place, asked) for place in places]
-        logprobs = numbers(values, len(places), position, at + "logprobs.content")
-        top_ids = top_logprobs = None
-        if params.top_logprobs:
-            tops = [_tops(place, params.top_logprobs, asked) for place in places]
-            top_ids = np.array([[token for token, _ in top] for top in tops], np.int64)
-            top_logprobs = np.array([[value for _, value in top] for top in tops], np.float32)
-        if params.is_greedy and params.logprobs is LogprobKind.PROCESSED:
-            logprobs, top_logprobs = point_mass(logprobs, top_logprobs)
-        return Completion(
-            prompt_ids=np.asarray(ids),
-            response_ids=np.array(
-                [field(place, "id", position, at + "logprobs.content[].") for place in places]
-            ),
+        tokens = [int(field(place, "id", position, at + "logprobs.content[].")) for place in places]
+        return completed(
+            params,
+            prompt_ids=ids,
+            tokens=tokens,
             text=str(choice.get("text") or ""),
-            logprobs=logprobs,
+            logprobs=numbers(values, len(places), position, at + "logprobs.content"),
+            tops=[_tops(place, params.top_logprobs, asked) for place in places]
+            if params.top_logprobs
+            else None,
             finish_reason=field(choice, "finish_reason", position, at),
-            weights_version=version,
-            top_ids=top_ids,
-            top_logprobs=top_logprobs,
+            version=version,
         )
 
     def _asks_processed(self, params: SamplingParams) -> bool:

@@ -1,24 +1,28 @@
-"""vLLM's dialect of OpenAI's completions: token ids beside the text, one request per group."""
+"""vLLM's dialect of OpenAI's completions: token ids beside the text, one request per group.
+
+Prompts go as ids to ``/v1/completions``; those with images as a chat to ``/v1/chat/completions``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from rolltape.engines.answers import completed, field, numbers
 from rolltape.engines.completion import Completion
-from rolltape.engines.openai_dialect import Served, field, numbers
+from rolltape.engines.encoding import check_no_videos
+from rolltape.engines.openai_dialect import Request, Served
+from rolltape.engines.pictures import data_uris, with_pictures
 from rolltape.engines.prompt import Prompt
 from rolltape.engines.sampling import LogprobKind, SamplingParams, seed_for
 from rolltape.engines.serving import Server
 from rolltape.engines.vllm import COLDEST
-from rolltape.engines.vllm_outputs import point_mass, stopped
-from rolltape.errors import EngineError
+from rolltape.engines.vllm_outputs import stopped
+from rolltape.errors import EngineError, PromptError
 
 
 class VLLMDialect:
-    """``/tokenize`` and ``/v1/completions`` of vLLM."""
+    """``/tokenize``, ``/v1/completions`` and ``/v1/chat/completions`` of vLLM."""
 
     name = "vllm"
 
@@ -54,47 +58,58 @@ class VLLMDialect:
                 hint=f"start it with --logprobs-mode {params.logprobs}_logprobs",
             )
 
-    def encode(self, server: Server, served: Served, prompt: Prompt, position: int) -> list[int]:
+    def encode(self, server: Server, served: Served, prompt: Prompt, position: int) -> list[int] | None:
+        check_no_videos(prompt, position, "vLLM's server")
+        if prompt.images:
+            _check_chat(prompt, position)
+            return None
         if prompt.token_ids is not None:
             return list(prompt.token_ids)
         what = {"prompt": prompt.text} if prompt.messages is None else {"messages": prompt.messages}
         who = f"prompts[{position}]"
         answer = server.post("/tokenize", {"model": served.model, **what}, who=who)
-        return [int(token) for token in field(answer, "tokens", position, "")]
+        return [int(token) for token in field(answer, "tokens", position)]
 
-    def bodies(
-        self, served: Served, prompt: Prompt, ids: Sequence[int], params: SamplingParams
-    ) -> list[dict[str, Any]]:
+    def requests(
+        self, served: Served, prompt: Prompt, ids: Sequence[int] | None, params: SamplingParams, position: int
+    ) -> list[Request]:
         seed = None if params.seed is None else seed_for(params.seed, str(prompt.uid))
-        return [
-            {
-                "model": served.model,
-                "prompt": list(ids),
-                "n": params.n,
-                "temperature": params.temperature,
-                "top_p": params.top_p,
-                "top_k": params.top_k,
-                "min_p": 0.0,
-                "repetition_penalty": 1.0,  # else the model's generation_config.json has a say
-                "presence_penalty": 0.0,
-                "frequency_penalty": 0.0,
-                "max_tokens": params.max_tokens,
-                "min_tokens": params.min_tokens,
-                "stop": list(params.stop),
-                "stop_token_ids": list(params.stop_token_ids),
-                "ignore_eos": params.ignore_eos,
-                "seed": seed,
-                "logprobs": params.top_logprobs,
-                "return_token_ids": True,
-                "return_tokens_as_token_ids": True,
-            }
-        ]
+        common = {
+            "model": served.model,
+            "n": params.n,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,  # else the model's generation_config.json has a say
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "max_tokens": params.max_tokens,
+            "min_tokens": params.min_tokens,
+            "stop": list(params.stop),
+            "stop_token_ids": list(params.stop_token_ids),
+            "ignore_eos": params.ignore_eos,
+            "seed": seed,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+        if ids is not None:
+            body = {**common, "prompt": list(ids), "logprobs": params.top_logprobs}
+            return [Request("/v1/completions", body, f"prompts[{position}]")]
+        # Of a chat's top ones the first is the sampled token, even where it is not among the most likely.
+        asked = params.top_logprobs + 1 if params.top_logprobs else 0
+        messages = with_pictures(prompt, data_uris(prompt, position), position)
+        body = {**common, "messages": messages, "logprobs": True, "top_logprobs": asked}
+        return [Request("/v1/chat/completions", body, f"prompts[{position}].images")]
 
     def read(
-        self, answer: Any, ids: Sequence[int], params: SamplingParams, position: int, version: int
+        self, answer: Any, ids: Sequence[int] | None, params: SamplingParams, position: int, version: int
     ) -> list[Completion]:
-        choices = sorted(field(answer, "choices", position, ""), key=lambda choice: int(choice["index"]))
-        return [self._completion(choice, ids, params, position, version) for choice in choices]
+        choices = sorted(field(answer, "choices", position), key=lambda choice: int(choice["index"]))
+        if ids is not None:
+            return [self._completion(choice, ids, params, position, version) for choice in choices]
+        ids = field(answer, "prompt_token_ids", position)
+        return [self._chat_completion(choice, ids, params, position, version) for choice in choices]
 
     def _completion(
         self, choice: Any, ids: Sequence[int], params: SamplingParams, position: int, version: int
@@ -102,28 +117,42 @@ class VLLMDialect:
         at = f"choices[{choice['index']}]."
         tokens = field(choice, "token_ids", position, at)
         found = field(choice, "logprobs", position, at)
-        at += "logprobs."
-        logprobs = numbers(
-            field(found, "token_logprobs", position, at), len(tokens), position, at + "token_logprobs"
-        )
-        top_ids = top_logprobs = None
+        values = field(found, "token_logprobs", position, f"{at}logprobs.")
+        tops = None
         if params.top_logprobs:
-            ranked = [
-                _ranked(place, params.top_logprobs) for place in field(found, "top_logprobs", position, at)
-            ]
-            top_ids = np.array([[token for token, _ in place] for place in ranked], np.int64)
-            top_logprobs = np.array([[value for _, value in place] for place in ranked], np.float32)
-        if params.is_greedy and params.logprobs is LogprobKind.PROCESSED:
-            logprobs, top_logprobs = point_mass(logprobs, top_logprobs)
-        return Completion(
-            prompt_ids=np.asarray(ids),
-            response_ids=np.asarray(tokens),
+            places = field(found, "top_logprobs", position, f"{at}logprobs.")
+            tops = [_ranked(place.items(), params.top_logprobs) for place in places]
+        return completed(
+            params,
+            prompt_ids=ids,
+            tokens=tokens,
             text=stopped(str(choice.get("text") or ""), params),
-            logprobs=logprobs,
-            finish_reason=field(choice, "finish_reason", position, f"choices[{choice['index']}]."),
-            weights_version=version,
-            top_ids=top_ids,
-            top_logprobs=top_logprobs,
+            logprobs=numbers(values, len(tokens), position, f"{at}logprobs.token_logprobs"),
+            tops=tops,
+            finish_reason=field(choice, "finish_reason", position, at),
+            version=version,
+        )
+
+    def _chat_completion(
+        self, choice: Any, ids: Sequence[int], params: SamplingParams, position: int, version: int
+    ) -> Completion:
+        at = f"choices[{choice['index']}]."
+        tokens = field(choice, "token_ids", position, at)
+        places = field(field(choice, "logprobs", position, at), "content", position, f"{at}logprobs.")
+        values = [place.get("logprob") for place in places]
+        tops = None
+        if params.top_logprobs:
+            pairs = [[(top["token"], top["logprob"]) for top in place["top_logprobs"]] for place in places]
+            tops = [_ranked(place, params.top_logprobs) for place in pairs]
+        return completed(
+            params,
+            prompt_ids=ids,
+            tokens=tokens,
+            text=stopped(_said(field(choice, "message", position, at), position, at), params),
+            logprobs=numbers(values, len(tokens), position, f"{at}logprobs.content"),
+            tops=tops,
+            finish_reason=field(choice, "finish_reason", position, at),
+            version=version,
         )
 
     def _find_kind(self, server: Server, served: Served) -> LogprobKind:
@@ -133,13 +162,34 @@ class VLLMDialect:
             body = {"model": served.model, "prompt": [0, 1], "max_tokens": 1, "temperature": temperature,
                     "top_p": 1.0, "top_k": 0, "logprobs": 2, "return_tokens_as_token_ids": True}  # fmt: skip
             answer = server.post("/v1/completions", body)
-            first, second = _ranked(answer["choices"][0]["logprobs"]["top_logprobs"][0], 2)
+            first, second = _ranked(answer["choices"][0]["logprobs"]["top_logprobs"][0].items(), 2)
             return first[1] - second[1]
 
         return LogprobKind.PROCESSED if gap(0.1) > 3 * gap(1.0) else LogprobKind.RAW
 
 
-def _ranked(place: dict[str, float], k: int) -> list[tuple[int, float]]:
-    """The k most likely of ``{"token_id:17": -0.3, …}``, which may have the sampled token besides."""
-    pairs = [(int(name.rpartition(":")[2]), value) for name, value in place.items()]
+def _check_chat(prompt: Prompt, position: int) -> None:
+    if prompt.messages is None:
+        raise PromptError(
+            f"prompt {position} has images beside {prompt.kind}, and servers take them in a chat only",
+            where=f"prompts[{position}].{prompt.kind}",
+            hint="messages=[{'role': 'user', 'content': [{'type': 'image'}, …]}], or VLLMEngine",
+        )
+
+
+def _said(message: Any, position: int, at: str) -> str:
+    """The text of a reply, whole: a server that takes parts of it out would leave less than was sampled."""
+    for name in ("reasoning", "tool_calls"):
+        if message.get(name):
+            raise EngineError(
+                f"the answer to prompt {position} has {name} taken out of its text",
+                where=f"prompts[{position}], {at}message.{name}",
+                hint="start the server without --reasoning-parser and --tool-call-parser",
+            )
+    return str(message.get("content") or "")
+
+
+def _ranked(place: Any, k: int) -> list[tuple[int, float]]:
+    """The k most likely of pairs ``("token_id:17", -0.3)``, among which may be the sampled token besides."""
+    pairs = [(int(name.rpartition(":")[2]), float(value)) for name, value in place]
     return sorted(pairs, key=lambda pair: -pair[1])[:k]

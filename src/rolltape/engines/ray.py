@@ -29,6 +29,7 @@ class RayEngine(Engine):
     """Spreads prompts over replicas. With a seed, the completions are those of a single engine."""
 
     name = "ray"
+    gives_routes = True  # or its replicas refuse
 
     def __init__(
         self,

@@ -56,6 +56,8 @@ class SamplingParams:
     """The kind that the rollout carries."""
     top_logprobs: int = 0
     """Also the k most likely tokens at every position, of the same kind."""
+    routes: bool = False
+    """Also the experts that every token was sent to, of a mixture-of-experts model."""
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -105,6 +107,8 @@ def _check(params: SamplingParams) -> None:
         raise _bad("top_p", params.top_p, "a number above 0 and up to 1")
     if params.min_tokens > params.max_tokens:
         raise _bad("min_tokens", params.min_tokens, f"at most max_tokens, which is {params.max_tokens}")
+    if not isinstance(params.routes, bool):
+        raise _bad("routes", params.routes, "True or False")
     if params.seed is not None and not _is_int(params.seed):
         raise _bad("seed", params.seed, "a whole number or None")
     for text in params.stop:

@@ -172,7 +172,7 @@ class Server:
 
 
 def _for(who: str) -> str:
-    return f"prompt {who[len('prompts[') : -1]}: " if who else ""
+    return f"prompt {who.partition('[')[2].partition(']')[0]}: " if who else ""
 
 
 def _where(who: str, address: str) -> str:

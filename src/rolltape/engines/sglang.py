@@ -2,72 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from rolltape.engines.answers import field
 from rolltape.engines.checkpoint import written
 from rolltape.engines.completion import Completion
-from rolltape.engines.encoding import check_ids, check_text_only
-from rolltape.engines.engine import Engine
+from rolltape.engines.encoding import check_ids, check_no_videos, check_stops, check_text_only
+from rolltape.engines.pictures import data_uris, with_pictures
 from rolltape.engines.prompt import Prompt
 from rolltape.engines.sampling import LogprobKind, SamplingParams, seed_for
-from rolltape.engines.serving import Server
-from rolltape.engines.sglang_answers import completion, field, gap
-from rolltape.engines.skeleton import Skeleton
-from rolltape.errors import ConfigError, EngineError
+from rolltape.engines.served import ServedEngine
+from rolltape.engines.sglang_answers import completion, gap
+from rolltape.errors import EngineError
 
 
-class SGLangEngine(Engine):
+class SGLangEngine(ServedEngine):
     """Samples on an SGLang server. The server is first asked when the engine is first used."""
 
     name = "sglang"
-
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        api_key: str | None = None,
-        concurrency: int = 64,
-        timeout: float = 600.0,
-        retries: int = 8,
-        weights_dir: str | os.PathLike[str] | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        weights_version: int = 0,
-        max_staleness: int | None = None,
-    ) -> None:
-        """``timeout`` is for one request, of which ``concurrency`` run at a time; each is tried ``retries``
-        more times, with growing waits in between.
-
-        For ``update_weights``: ``weights_dir`` is a folder that the server sees under the same path, and
-        ``checkpoint`` the folder of its model, if that is not where the server says.
-        """
-        super().__init__(weights_version=weights_version, max_staleness=max_staleness)
-        self.server = Server(
-            base_url,
-            api_key=api_key,
-            concurrency=concurrency,
-            timeout=timeout,
-            retries=retries,
-            extra="sglang",
-        )
-        self._weights_dir, self._checkpoint = weights_dir, checkpoint
-        self._sent_version: int | None = None
-        self._skeleton: Skeleton | None = None
-        self._about: dict[str, Any] | None = None
-        self._is_raw: bool | None = None
+    _about: dict[str, Any] | None = None
+    """What the server says about itself, once it was asked."""
+    _is_raw: bool | None = None
+    """Whether its log-probs are the model's own, once that was found out."""
 
     @property
     def version(self) -> str:  # type: ignore[override]
         """Of the server."""
         return str(self._described()["version"])
-
-    def close(self) -> None:
-        """Close the connections; the server stays."""
-        self.server.close()
 
     # -- generation ------------------------------------------------------------------------------------
 
@@ -75,7 +39,6 @@ class SGLangEngine(Engine):
         self, prompts: list[Prompt], params: SamplingParams
     ) -> Sequence[Sequence[Completion] | Exception]:
         about = self._described()
-        check_text_only(prompts, "SGLangEngine")
         self._check_kind(params)
         if (
             params.seed is not None
@@ -87,14 +50,19 @@ class SGLangEngine(Engine):
                 where="SamplingParams.seed",
                 hint="start it with --enable-deterministic-inference, or leave the seed out",
             )
-        context, vocab_size = about.get("max_req_input_len"), self._vocab_size()
-        encoded: list[list[int]] = []
+        if any(prompt.images for prompt in prompts) and not self.server.get("/model_info").get(
+            "has_image_understanding"
+        ):
+            check_text_only(prompts, "the server's model")  # it would answer as if there were no images
+        context, vocab_size = about.get("max_req_input_len"), self._vocab_size(about.get("model_path"))
+        check_stops(params, vocab_size)
+        encoded: list[_Encoded] = []
         for found in self.server.each(
             [partial(self._encode, at, prompt) for at, prompt in enumerate(prompts)]
         ):
             if isinstance(found, Exception):
                 raise found
-            check_ids(found, len(encoded), vocab_size=vocab_size, context=context)
+            check_ids(found.ids, len(encoded), vocab_size=vocab_size, context=context)
             encoded.append(found)
         jobs = [
             partial(self._ask, prompt, encoded[position], params, position, index, self.weights_version)
@@ -105,25 +73,40 @@ class SGLangEngine(Engine):
         groups = [rows[start : start + params.n] for start in range(0, len(rows), params.n)]
         return [_group(group) for group in groups]
 
-    def _encode(self, position: int, prompt: Prompt) -> list[int]:
+    def _encode(self, position: int, prompt: Prompt) -> _Encoded:
+        check_no_videos(prompt, position, "SGLang")
+        images = data_uris(prompt, position)
         if prompt.token_ids is not None:
-            return list(prompt.token_ids)
-        what = {"prompt": prompt.text} if prompt.messages is None else {"messages": prompt.messages}
+            return _Encoded(list(prompt.token_ids), images)
+        what: dict[str, Any] = {"prompt": prompt.text}
+        if prompt.messages is not None:
+            what = {"messages": with_pictures(prompt, images, position) if images else prompt.messages}
         answer = self.server.post("/tokenize", what, who=f"prompts[{position}]")
-        return [int(token) for token in field(answer, "tokens", position)]
+        return _Encoded([int(token) for token in field(answer, "tokens", position)], images)
 
     def _ask(
-        self, prompt: Prompt, ids: list[int], params: SamplingParams, position: int, index: int, version: int
+        self,
+        prompt: Prompt,
+        encoded: _Encoded,
+        params: SamplingParams,
+        position: int,
+        index: int,
+        version: int,
     ) -> Completion:
         """One completion: SGLang's ``n`` would give all of a group the same seed."""
         body = {
-            "input_ids": ids,
+            "input_ids": encoded.ids,
             "sampling_params": self._sampling(prompt, params, index),
             "return_logprob": True,
             "logprob_start_len": -1,
             "top_logprobs_num": params.top_logprobs,
         }
-        answer = self.server.post("/generate", body, who=f"prompts[{position}]")
+        who = f"prompts[{position}]"
+        if encoded.images:
+            body |= {"image_data": encoded.images, "return_prompt_token_ids": True}
+            who += ".images"
+        answer = self.server.post("/generate", body, who=who)
+        ids = field(answer, "prompt_token_ids", position) if encoded.images else encoded.ids
         wanted = None if self._sent_version is None else str(self._sent_version)
         return completion(answer, ids, params, position, version, wanted)
 
@@ -157,15 +140,6 @@ class SGLangEngine(Engine):
                 )
             self._about = about
         return self._about
-
-    def _vocab_size(self) -> int | None:
-        """How many tokens there are, if the model's folder can be seen: one too many would end the server."""
-        where = self._checkpoint or self._described().get("model_path")
-        try:
-            config = json.loads((Path(where or "") / "config.json").read_text())
-        except (OSError, ValueError):
-            return None
-        return config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
 
     def _check_kind(self, params: SamplingParams) -> None:
         """SGLang's log-probs are after temperature but before top-p and top-k, or, by a switch, raw."""
@@ -202,13 +176,11 @@ class SGLangEngine(Engine):
     # -- weights ---------------------------------------------------------------------------------------
 
     def _load_weights(self, tensors: dict[str, Any], version: int) -> None:
-        if self._weights_dir is None:
-            raise ConfigError(
-                "update_weights needs weights_dir=, a folder that the server sees under the same path"
-            )
-        skeleton = self._expected()
+        folder, about = self._shared_folder(), self._described()
+        dtype = about.get("dtype", "auto")
+        skeleton = self._expected(about.get("model_path"), lambda: None if dtype == "auto" else dtype)
         skeleton.check(tensors)
-        with written(self._weights_dir, skeleton.whole(tensors), version, extra="sglang") as path:
+        with written(folder, skeleton.as_saved(tensors), version, extra=self.name) as path:
             self._sent_version = version  # from here on the server may have neither the old nor the new ones
             answer = self.server.post(
                 "/update_weights_from_disk",
@@ -219,18 +191,15 @@ class SGLangEngine(Engine):
             said = answer.get("message") if isinstance(answer, dict) else answer
             raise EngineError(f"the server did not take the weights: {said}", where=self.server.url)
 
-    def _expected(self) -> Skeleton:
-        if self._skeleton is None:
-            about = self._described()
-            where = self._checkpoint or about.get("model_path")
-            if where is None or not os.path.exists(where):
-                raise ConfigError(
-                    f"the weights cannot be checked: the server's model {where} is not to be seen here",
-                    hint="checkpoint=, the folder of the same model",
-                )
-            dtype = about.get("dtype", "auto")
-            self._skeleton = Skeleton(os.fspath(where), None if dtype == "auto" else dtype, extra="sglang")
-        return self._skeleton
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A prompt as the server takes it."""
+
+    ids: list[int]
+    """With one token in the place of each image: how many it becomes, the server says."""
+    images: list[str]
+    """As data URIs."""
 
 
 def _group(rows: Sequence[Completion | Exception]) -> list[Completion] | Exception:

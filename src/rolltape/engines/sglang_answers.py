@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from rolltape.engines.answers import completed, field, numbers
 from rolltape.engines.completion import Completion
-from rolltape.engines.sampling import LogprobKind, SamplingParams
-from rolltape.engines.vllm_outputs import point_mass, stopped
+from rolltape.engines.sampling import SamplingParams
+from rolltape.engines.vllm_outputs import stopped
 from rolltape.errors import EngineError
-
-
-def field(container: Any, name: str, position: int) -> Any:
-    """A part of an answer that must be there."""
-    value = container.get(name) if isinstance(container, dict) else None
-    if value is None:
-        raise EngineError(
-            f"the answer to prompt {position} has no {name}",
-            where=f"prompts[{position}], {name}",
-            causes=["the server is not SGLang, or another version of it"],
-        )
-    return value
 
 
 def completion(
@@ -38,7 +25,8 @@ def completion(
             causes=["the server was restarted after the weights were sent", "someone else sent others"],
             hint="engine.update_weights(…) again",
         )
-    places = field(meta, "output_token_logprobs", position)
+    at = "meta_info."
+    places = field(meta, "output_token_logprobs", position, at)
     tokens = [int(place[1]) for place in places]
     listed = answer.get("output_ids")
     if listed is not None and list(listed) != tokens:
@@ -46,28 +34,21 @@ def completion(
             f"the answer to prompt {position} has {len(listed)} tokens, log-probs for {len(tokens)} others",
             where=f"prompts[{position}], meta_info.output_token_logprobs",
         )
-    logprobs = np.array([np.nan if place[0] is None else place[0] for place in places], np.float32)
-    if np.isnan(logprobs).any():
-        raise EngineError(
-            f"the log-prob of token {int(np.isnan(logprobs).argmax())} of prompt {position} is not a number",
-            where=f"prompts[{position}], meta_info.output_token_logprobs",
-        )
-    top_ids = top_logprobs = None
+    tops = None
     if params.top_logprobs:
-        tops = [place[: params.top_logprobs] for place in field(meta, "output_top_logprobs", position)]
-        top_ids = np.array([[int(top[1]) for top in place] for place in tops], np.int64)
-        top_logprobs = np.array([[top[0] for top in place] for place in tops], np.float32)
-    if params.is_greedy and params.logprobs is LogprobKind.PROCESSED:
-        logprobs, top_logprobs = point_mass(logprobs, top_logprobs)
-    return Completion(
-        prompt_ids=np.asarray(ids),
-        response_ids=np.asarray(tokens),
+        ranked = [place[: params.top_logprobs] for place in field(meta, "output_top_logprobs", position, at)]
+        tops = [[(int(top[1]), float(top[0])) for top in place] for place in ranked]
+    logprobs = [place[0] for place in places]
+    reason = field(meta, "finish_reason", position, at)
+    return completed(
+        params,
+        prompt_ids=ids,
+        tokens=tokens,
         text=stopped(str(answer.get("text") or ""), params),
-        logprobs=logprobs,
-        finish_reason=field(field(meta, "finish_reason", position), "type", position),
-        weights_version=version,
-        top_ids=top_ids,
-        top_logprobs=top_logprobs,
+        logprobs=numbers(logprobs, len(tokens), position, f"{at}output_token_logprobs"),
+        tops=tops,
+        finish_reason=field(reason, "type", position, f"{at}finish_reason."),
+        version=version,
     )
 
 

@@ -25,6 +25,8 @@ class Skeleton:
         kind = hub.AutoModelForImageTextToText if seeing else hub.AutoModelForCausalLM
         with torch.device("meta"):
             model = kind.from_config(config, dtype=dtype)
+        self._model = model
+        self._loading = library("transformers.core_model_loading", extra=extra, for_what="update_weights")
         self.tensors = dict(model.state_dict(keep_vars=True))
         self.buffers = {name for name, _ in model.named_buffers()}
         owners: dict[int, list[str]] = {}
@@ -32,15 +34,24 @@ class Skeleton:
             owners.setdefault(id(tensor), []).append(name)
         self.tied = [names for names in owners.values() if len(names) > 1]
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether it is a mixture of experts."""
+        return any(".experts." in name for name in self.tensors)
+
     def check(self, given: Mapping[str, Any]) -> None:
         """Refuse what is not exactly this model's: ``WeightsError`` names the tensor."""
         check_weights(given, self.tensors, tied=self.tied, optional=self.buffers)
         check_tied(given, self.tied)
 
-    def whole(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The tensors under all of their names: an engine may keep a second form of one that is tied."""
+    def as_saved(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensors as a checkpoint has them, under all of their names: engines read checkpoints.
+
+        A model in memory may hold all experts of a layer in one tensor, of which a checkpoint has none.
+        """
         every = dict(given)
         for names in self.tied:
             tensor = next(given[name] for name in names if name in given)
             every |= dict.fromkeys(names, tensor)
-        return every
+        saved: dict[str, Any] = self._loading.revert_weight_conversion(self._model, every)
+        return saved

@@ -10,6 +10,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rolltape.engines.batching import Share, plan_batches
 from rolltape.engines.completion import Completion
 from rolltape.engines.encoding import check_ids, check_stops, check_text_only
@@ -31,6 +33,7 @@ class TransformersEngine(Engine):
     """Samples from a causal language model, or a vision-language model, of the transformers library."""
 
     name = "transformers"
+    gives_routes = True
 
     def __init__(
         self,
@@ -94,6 +97,7 @@ class TransformersEngine(Engine):
     def _prepare(self, prompts: list[Prompt], params: SamplingParams) -> list[Encoded]:
         """Refuse what cannot be, before anything runs."""
         check_stops(params, self.vocab_size)
+        self._check_routes(params)
         if self.processor is None:
             check_text_only(prompts, f"the model {type(self.model).__name__} without a processor")
         if params.stop and self.tokenizer is None:
@@ -101,6 +105,16 @@ class TransformersEngine(Engine):
                 "stop texts need a tokenizer", where="SamplingParams.stop", hint="pass tokenizer="
             )
         return [self._encode(prompt, position) for position, prompt in enumerate(prompts)]
+
+    def _check_routes(self, params: SamplingParams) -> None:
+        from rolltape.engines.routing import routers
+
+        if params.routes and not routers(self.model):
+            raise EngineError(
+                f"the model {type(self.model).__name__} has no experts that tokens could go to",
+                where="SamplingParams.routes",
+                causes=["it is not a mixture of experts, or transformers cannot tell its routers"],
+            )
 
     def _encode(self, prompt: Prompt, position: int) -> Encoded:
         from rolltape.engines.inputs import encode_prompt
@@ -184,6 +198,7 @@ class TransformersEngine(Engine):
             weights_version=self.weights_version,
             top_ids=row.top_ids or None,  # type: ignore[arg-type]
             top_logprobs=row.top_logprobs or None,  # type: ignore[arg-type]
+            routes=np.concatenate(row.routes) if row.routes else None,
         )
 
     # -- weights ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rolltape.engines.completion import Completion
-from rolltape.engines.encoding import check_ids, check_stops, check_text_only, encode
+from rolltape.engines.encoding import check_ids, check_stops, check_text_only, encode, render_with_media
 from rolltape.engines.engine import Engine
 from rolltape.engines.libraries import library
 from rolltape.engines.prompt import Prompt
@@ -36,6 +36,7 @@ class VLLMEngine(Engine):
     """Samples with vLLM. Options that are not named here go to ``vllm.LLM`` as they are."""
 
     name = "vllm"
+    gives_routes = True
     _open: weakref.ref[VLLMEngine] | None = None
     """The one in this process: vLLM's groups belong to the process, and the first engine to end ends them."""
 
@@ -144,6 +145,12 @@ class VLLMEngine(Engine):
                 where="SamplingParams.temperature",
                 hint=f"0 is greedy; else at least {COLDEST}",
             )
+        if params.routes and not self.llm.llm_engine.vllm_config.aux_output_config.enabled:
+            raise EngineError(
+                "this engine was not made to tell which experts tokens went to",
+                where="SamplingParams.routes",
+                hint="VLLMEngine(…, enable_return_routed_experts=True), for a mixture of experts on a GPU",
+            )
         if params.top_logprobs > config.max_logprobs >= 0:
             raise EngineError(
                 f"top_logprobs={params.top_logprobs} and this engine gives at most {config.max_logprobs}",
@@ -152,12 +159,21 @@ class VLLMEngine(Engine):
             )
 
     def _input(self, prompt: Prompt, position: int) -> dict[str, Any]:
-        ids = encode(prompt, self.tokenizer, position)
-        check_ids(ids, position, vocab_size=self.vocab_size, context=self.context_length)
         media = {
             kind: list(given) for kind, given in (("image", prompt.images), ("video", prompt.videos)) if given
         }
+        if media:
+            text = render_with_media(prompt, self._processor(), position)
+            ids = list(self.tokenizer(text, add_special_tokens=prompt.messages is None)["input_ids"])
+        else:
+            ids = encode(prompt, self.tokenizer, position)
+        check_ids(ids, position, vocab_size=self.vocab_size, context=self.context_length)
         return {"prompt_token_ids": ids, **({"multi_modal_data": media} if media else {})}
+
+    def _processor(self) -> Any:
+        """The model's own, as vLLM has it: it knows what stands for a picture."""
+        processors = library("vllm.transformers_utils.processor", extra="vllm", for_what="VLLMEngine")
+        return processors.cached_processor_from_config(self.llm.model_config)
 
     def _params(self, prompt: Prompt, params: SamplingParams) -> Any:
         return self._vllm.SamplingParams(
@@ -182,10 +198,12 @@ class VLLMEngine(Engine):
         for position, (prompt, how) in enumerate(zip(inputs, params, strict=True)):
             try:
                 added += self.llm.enqueue(prompt, how, use_tqdm=False)
-            except ValueError as error:
+            except Exception as error:  # of several kinds, and all of them about this prompt
                 self.llm.llm_engine.abort_request(added, internal=True)
+                media = prompt.get("multi_modal_data", {})
                 raise PromptError(
-                    f"vLLM refuses prompt {position}: {error}", where=f"prompts[{position}]"
+                    f"vLLM refuses prompt {position}: {error}",
+                    where=f"prompts[{position}]" + (f".{next(iter(media))}s" if media else ""),
                 ) from error
 
     def _refuse_second(self) -> None:
@@ -217,15 +235,26 @@ class VLLMEngine(Engine):
         if self._skeleton is None:
             self._skeleton = Skeleton(config.hf_config, config.dtype, extra="vllm")
         self._skeleton.check(tensors)
+        refuse_experts_on_cpu(self._skeleton, self.llm.llm_engine.vllm_config.device_config.device_type)
         try:
-            self.llm.collective_rpc(_reload, args=(self._skeleton.whole(tensors),))
+            self.llm.collective_rpc(_reload, args=(self._skeleton.as_saved(tensors),))
             self.llm.reset_prefix_cache()
             self.llm.llm_engine.reset_mm_cache()
+            self.llm.llm_engine.reset_encoder_cache()  # the scheduler has to know that it is gone
         except Exception as error:  # some layers may be new and some old
             self._broken = error
             raise EngineError(
                 f"vLLM failed to load weights that fit: {error}", hint="make a new engine"
             ) from error
+
+
+def refuse_experts_on_cpu(skeleton: Skeleton, device_type: str) -> None:
+    """vLLM packs experts for the CPU once and not again after an update: it would compute with garbage."""
+    if skeleton.has_experts and device_type == "cpu":
+        raise EngineError(
+            "vLLM on CPU cannot take new weights for a mixture of experts: its kernels keep the old packing",
+            hint="run it on a GPU, make a new engine from a checkpoint, or use TransformersEngine",
+        )
 
 
 def _reload(worker: Any, tensors: dict[str, Any]) -> None:

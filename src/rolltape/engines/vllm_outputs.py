@@ -35,6 +35,11 @@ def completions(
                 where=f"prompts[{position}]",
                 causes=["the weights hold NaN or infinity", "a half-precision overflow"],
             )
+        if params.routes and row.routed_experts is None:
+            return EngineError(
+                f"vLLM does not say which experts completion {row.index} of prompt {position} went to",
+                where=f"prompts[{position}]",
+            )
         done.append(
             Completion(
                 prompt_ids=np.asarray(output.prompt_token_ids),
@@ -45,7 +50,7 @@ def completions(
                 weights_version=version,
                 top_ids=top_ids,
                 top_logprobs=top_logprobs,
-                routes=row.routed_experts,
+                routes=row.routed_experts if params.routes else None,
             )
         )
     return done
