@@ -1,4 +1,4 @@
-"""What the tests of storage share: scripts in processes of their own, calls that fail, what is left behind."""
+"""What the tests of storage share: scripts in processes of their own, calls that fail, what is left over."""
 
 from __future__ import annotations
 

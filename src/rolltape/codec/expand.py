@@ -198,14 +198,15 @@ def _span(out: np.ndarray, name: str, source: Source, part: str) -> None:
     entry = source.entries[name]
     starts = source.bound(entry["start"])
     lengths = source.bound(entry["stop"]) - starts
-    one_each = bool((lengths == 1).all())
     row = 0
     for values, offsets in _pieces(source.stored[name], part):
         count = len(offsets) - 1
-        if not np.array_equal(np.diff(offsets), lengths[row : row + count]):
+        sizes = lengths[row : row + count]
+        if not np.array_equal(np.diff(offsets), sizes):
             raise CorruptFileError(f"the rows of column {name!r} do not have the lengths the file says")
-        if one_each:  # such as the reward at the last token
-            out[np.arange(row, row + count), starts[row : row + count]] = values
+        if len(values) <= count:  # such as the reward at the last token
+            at = np.repeat(starts[row : row + count] - offsets[:-1], sizes) + np.arange(len(values))
+            out[np.repeat(np.arange(row, row + count), sizes), at] = values
             row += count
             continue
         begins = starts[row : row + count].tolist()

@@ -34,8 +34,6 @@ ROWS_PER_GROUP = 256
 TAIL_GUESS = 64 * 1024
 DECODE_APART_FROM = 1024 * 1024
 """Stored bytes from which a column is decoded on another thread."""
-HALVE_FROM = 64 * 1024
-"""Stored bytes of all columns from which another thread decodes half of them."""
 _KEY = b"rolltape"
 
 
@@ -163,9 +161,8 @@ class RecordingFile:
     ) -> tuple[dict[str, Column], dict[str, pa.ChunkedArray]]:
         """Decode and expand columns; also the stored columns that were read, those in ``extra`` included.
 
-        Filling memory takes the time, and two cores do it faster: large columns that follow from the row
-        bounds alone are filled in on other threads while the others are being decoded. Small ones are all
-        filled by this thread, for whom a turn of the interpreter is long; another decodes meanwhile.
+        Filling memory takes the time, and two cores do it faster: large columns are filled in on other
+        threads, those that follow from the row bounds alone while the others are being decoded.
         """
         entries = self.header["columns"]
         wants = {name: needed(name, entries) & self._index.keys() for name in names}
@@ -173,36 +170,14 @@ class RecordingFile:
         stored: dict[str, pa.ChunkedArray] = {}
         source = Source(entries, stored, stop - start)
         large = [name for name in names if dense_bytes(name, source) >= SHARE_FROM]
-        found: dict[str, Column] = {}
         ahead: dict[str, Future[Column]] = {}
         if large:
             bounds = {name for name in everything if name.startswith("_bound")}
             stored |= self.stored(bounds, start, stop)
             ahead = {n: submit(_column, n, source) for n in large if wants[n] <= bounds}
-            stored |= self.stored(everything - bounds, start, stop)
-            ahead |= {n: submit(_column, n, source) for n in large[1:] if n not in ahead}
-        else:
-            groups, first = self._groups(start, stop)
-            apart = self._heavier_half(everything, groups)
-            self._load(apart, groups)
-            decoded = submit(self._decode, groups, apart) if apart else None
-            stored |= self.stored(everything.difference(apart), start, stop)
-            found |= {n: _column(n, source) for n in names if wants[n].isdisjoint(apart)}
-            if decoded is not None:
-                stored |= _cut(decoded.result(), apart, start - first, stop - first)
-        found |= {n: ahead[n].result() if n in ahead else _column(n, source) for n in names if n not in found}
-        return {n: found[n] for n in names}, stored
-
-    def _heavier_half(self, names: Collection[str], groups: list[int]) -> list[str]:
-        """The heaviest columns that together are about half of these, if that is enough for a thread."""
-        weights = {name: self._weight(name, groups) for name in names}
-        total = sum(weights.values())
-        chosen: list[str] = []
-        if len(weights) > 1 and total >= HALVE_FROM:
-            order = iter(sorted(weights, key=lambda name: -weights[name]))
-            while 2 * sum(weights[name] for name in chosen) < total:
-                chosen.append(next(order))
-        return chosen
+        stored |= self.stored(everything.difference(stored), start, stop)
+        ahead |= {n: submit(_column, n, source) for n in large[1:] if n not in ahead}
+        return {n: ahead[n].result() if n in ahead else _column(n, source) for n in names}, stored
 
     def _whole(self, name: str, stored: dict[str, pa.ChunkedArray]) -> Bits:
         entry = self.header["wholes"][name]
