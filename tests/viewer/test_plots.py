@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 import rolltape
 from rolltape.steps import StepSelector
-from rolltape.viewer import assets
+from rolltape.viewer import assets, charts
 from rolltape.viewer.export import export_pages
 from rolltape.viewer.library import Library
 from tests.viewer.serving import serve
@@ -190,6 +190,43 @@ def test_two_runs_are_two_curves_with_the_step_where_they_part(watched, address)
     figure.locator("summary").click()
     expect(figure.locator("tbody tr.warn td")).to_have_text(["4", "5", "5.000000000000001"])
     expect(page.locator("figure", has_text="only finite").locator(".mark")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1.0, 0.9999999999999999, 1.0, 1.0000000000000002],
+        [1.0, 1.0000000000000004],
+        [-1e300, 1e300],
+        [5e-324, 0],
+    ],
+)
+def test_values_next_to_each_other_are_drawn(watched, tmp_path, values):
+    with rolltape.Tape(tmp_path / "tape", mode="record", background=False) as tape:
+        for step, value in enumerate(values):
+            tape.log({"loss": value}, step=step)
+    with serve(Library([str(tmp_path / "tape")])) as address:
+        page = watched(base_url=address).page
+        page.goto("/t/0")
+        figure = loss(page)
+        point_at(figure, 0)
+        expect(reading(figure)).to_contain_text("step 0: ")
+        assert colours(figure)["a"] > 0
+
+
+def test_integers_of_any_size_are_told_apart():
+    left, right = ({0: {"tokens": 2**53, "huge": 10**400}}, {0: {"tokens": 2**53 + 1, "huge": 10**400}})
+    parted, same = charts.both_charts(left, right, ("a", "b"), "")
+    assert (parted.title, parted.mark, parted.note) == ("tokens", 0, "parts at step 0, at most 1 apart")
+    assert (same.title, same.mark, same.lines[0].values) == ("huge", None, ["inf"])
+    both_nan = {0: {"loss": math.nan}}
+    (chart,) = charts.both_charts(both_nan, both_nan, ("a", "b"), "")
+    assert chart.mark is None
+
+
+def test_the_name_of_a_metric_is_written_out_in_its_table():
+    (chart,) = charts.metric_charts({0: {"lo\u202ess\x1b[31m": 1.0}}, "")
+    assert chart.lines[0].name == r"lo\u202ess\x1b[31m"
 
 
 def test_a_file_has_the_same_plots(watched, curves, tmp_path):

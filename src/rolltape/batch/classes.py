@@ -79,11 +79,13 @@ def _anatomy(cls: type) -> tuple[frozenset[str], tuple[str, ...]]:
 
 
 def instance(cls: type, fields: dict[str, Any]) -> Any:
-    """A dataclass instance that holds exactly this."""
+    """A dataclass instance that holds exactly this, and the defaults of fields its class has got since."""
     if not (dataclasses.is_dataclass(cls) and registry.is_plain_class(cls)):
         raise CorruptFileError(f"{registry.type_name(cls)} is not a dataclass")
     slots, _ = _anatomy(cls)
     value = object.__new__(cls)
+    added = [f for f in dataclasses.fields(cls) if f.name in slots and f.name not in fields]
+    fields = fields | {f.name: f.default for f in added if f.default is not dataclasses.MISSING}
     for name, item in fields.items():
         if name in slots:
             object.__setattr__(value, name, item)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rolltape.cli.visible import visible
 from rolltape.viewer.summary import NAMES, Summary
 
 Value = float | str | None
@@ -82,18 +83,18 @@ def summary_charts(summaries: Sequence[Summary], href: str) -> list[Chart]:
 def metric_charts(metrics: Mapping[int, Mapping[str, object]], href: str) -> list[Chart]:
     """What was logged, one chart for each metric that is a number."""
     return [
-        Chart(name, list(curve), [Line(name, list(curve.values()))], href)
+        Chart(name, list(curve), [Line(visible(name), list(map(number, curve.values())))], href)
         for name, curve in curves(metrics).items()
     ]
 
 
-def curves(metrics: Mapping[int, Mapping[str, object]]) -> dict[str, dict[int, Value]]:
-    """The values of every metric by step, the telling metrics first."""
-    found: dict[str, dict[int, Value]] = {}
+def curves(metrics: Mapping[int, Mapping[str, object]]) -> dict[str, dict[int, int | float]]:
+    """The values of every metric by step, as logged, the telling metrics first."""
+    found: dict[str, dict[int, int | float]] = {}
     for step in sorted(metrics):
         for name, value in metrics[step].items():
             if isinstance(value, (int, float)):
-                found.setdefault(name, {})[step] = number(float(value))
+                found.setdefault(name, {})[step] = value
     return {name: found[name] for name in sorted(found, key=_rank)}
 
 
@@ -115,25 +116,30 @@ def both_charts(
                 note = f"parts at step {step}, {_apart(mine, other)}"
             steps = sorted({*mine, *other})
             lines = [
-                Line(which, [curve.get(at) for at in steps])
+                Line(which, [number(curve.get(at)) for at in steps])
                 for which, curve in zip(names, (mine, other), strict=True)
             ]
             charts.append(Chart(name, steps, lines, href, step, note))
     return sorted(charts, key=lambda chart: math.inf if chart.mark is None else chart.mark)
 
 
-def parting(left: Mapping[int, Value], right: Mapping[int, Value]) -> int | None:
-    """The first step at which both have a value and it is not the same."""
-    return next((step for step in sorted(left) if step in right and left[step] != right[step]), None)
+def parting(left: Mapping[int, float], right: Mapping[int, float]) -> int | None:
+    """The first step at which both have a value and it is not the same, of which NaN is one."""
+    return next((step for step in sorted(left) if step in right and _differ(left[step], right[step])), None)
 
 
-def _apart(ours: Mapping[int, Value], theirs: Mapping[int, Value]) -> str:
+def _differ(a: float, b: float) -> bool:
+    return a != b and not (a != a and b != b)
+
+
+def _apart(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
     """How far two curves are apart where they are furthest."""
-    pairs = [(value, theirs[step]) for step, value in ours.items() if theirs.get(step, value) != value]
-    gaps = [abs(a - b) for a, b in pairs if isinstance(a, float) and isinstance(b, float)]
+    pairs = [(value, theirs[step]) for step, value in ours.items() if step in theirs]
+    pairs = [pair for pair in pairs if _differ(*pair)]
+    gaps = [abs(a - b) for a, b in pairs if math.isfinite(_near(a)) and math.isfinite(_near(b))]
     if len(gaps) < len(pairs):
         return "not finite on one side"
-    return f"at most {max(gaps):.2g} apart"
+    return f"at most {_near(max(gaps)):.2g} apart"
 
 
 def strip(stage: str, steps: Sequence[int], first: int, last: int) -> Strip:
@@ -153,7 +159,18 @@ def strip(stage: str, steps: Sequence[int], first: int, last: int) -> Strip:
 
 def number(value: float | None) -> Value:
     """A float that JSON has a word for; the others as text."""
-    return str(value) if value is not None and not math.isfinite(value) else value
+    if value is None:
+        return None
+    near = _near(value)
+    return near if math.isfinite(near) else str(near)
+
+
+def _near(value: float) -> float:
+    """The float next to a number of any size."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def shortened(values: Sequence[Any]) -> list[Any]:

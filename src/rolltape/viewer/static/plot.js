@@ -42,7 +42,9 @@ rolltape.plot = (({ tag, read, go }) => {
   }
   function valueRange(plot, low, high) {
     if (low === null || low === undefined) return [0, 1];
-    const pad = low === high ? Math.abs(low) * 0.1 || 1 : (high - low) * 0.06;
+    // Values that differ in the last digit alone: uPlot would look for steps finer than there are numbers.
+    const finest = Math.max(Math.abs(low), Math.abs(high)) * 1e-13;
+    const pad = low === high ? Math.abs(low) * 0.1 || 1 : Math.max((high - low) * 0.06, finest);
     return [low - pad, high + pad];
   }
 
