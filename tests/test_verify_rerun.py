@@ -11,6 +11,7 @@ import rolltape
 from rolltape.storage import LocalStorage
 from rolltape.verify import compare_tapes
 from rolltape.verify.formulas import gae, grpo, policy_loss
+from rolltape.verify.rerun import rerun
 from tests.cli_tapes import run
 
 LENGTHS = (3, 5, 2, 4, 3, 1)
@@ -239,3 +240,17 @@ def test_groups_that_are_cut_apart_are_said(tmp_path):
     done = run("cut", base, "--steps", 1, "--samples", "3-5", "--out", tmp_path / "c")
     assert "left behind" not in done.stderr
     assert run("rerun", tmp_path / "c", 1, "--set", "kl=0.1").exit_code == 0
+
+
+def test_settings_that_the_tape_has_are_used_and_said(tmp_path):
+    own = {name: np.log(np.array([[a, b]], np.float32)) for name, a, b in
+           (("log_probs", 0.5, 0.9), ("old_log_probs", 0.9, 0.2))}  # fmt: skip
+    advantage = np.array([1.0], np.float32)
+    losses = policy_loss(**own, advantage=advantage, clip_range=0.5)["token_losses"]
+    with rolltape.Tape(tmp_path / "tape", mode="record", background=False) as tape, tape.step(0):
+        prepared = {"uid": ["a"], "advantage": advantage, "clip_range": 0.5} | own
+        tape.stage("prepare")(prepared.copy)()
+        tape.stage("loss")({"uid": ["a"], "token_losses": np.stack(losses)}.copy)()
+    found = rerun(LocalStorage(str(tmp_path / "tape")), "train", 0, "loss", "policy_loss", {})
+    assert {str(entry.verdict) for entry in found.entries} == {"bitwise"}
+    assert found.settings["clip_range"] == 0.5

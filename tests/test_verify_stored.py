@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import rolltape
 from rolltape.storage import LocalStorage
 from rolltape.verify import Verdict, compare_tapes, stages
+from rolltape.verify.difference import measure
 
 
 def write(path, **columns):
@@ -41,7 +42,9 @@ def test_stored_or_laid_out_is_no_difference(tmp_path_factory, data):
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     count, width = draw(st.integers(1, 6)), draw(st.integers(1, 12))
     lengths = draw(st.lists(st.integers(0, width), min_size=count, max_size=count))
-    dtype = draw(st.sampled_from(["float32", "float64", "float16", "int64", "int8", "bool"]))
+    dtype = draw(
+        st.sampled_from(["float32", "float64", "float16", "int64", "int8", "uint8", "uint64", "bool"])
+    )
     rows, mask = padded(random, lengths, width, dtype, draw(st.booleans()), draw(st.sampled_from([0, 0, 7])))
     other, order = rows.copy(), np.arange(count)
     for _ in range(draw(st.integers(0, 4))):
@@ -106,6 +109,80 @@ def test_what_is_nan_wherever_the_mask_looks_is_a_finding(tmp_path, order):
     other = {name: column[order] for name, column in columns.items()}
     found = compare_tapes(write(tmp_path / "a", **columns), write(tmp_path / "b", **other))
     assert [(e.name, e.note) for e in found.firsts()] == [("log_probs", "not a number on either side")]
+
+
+def test_nan_where_a_mask_with_holes_looks_is_a_finding_however_alike(tmp_path):
+    kept = np.array([[1, 1, 0, 0, 1, 1, 1, 0]] * 2)
+    columns = {
+        "uid": list("ab"),
+        "log_probs": np.where(kept == 1, np.nan, 0).astype(np.float32),
+        "response_mask": kept,
+    }
+    found = compare_tapes(write(tmp_path / "a", **columns), write(tmp_path / "b", **columns))
+    assert [(e.name, e.note) for e in found.firsts()] == [("log_probs", "not a number on either side")]
+
+
+def test_tokens_of_a_tool_count_though_the_mask_leaves_them_out(tmp_path):
+    kept = np.array([[1, 1, 0, 0, 1, 1, 0, 0]] * 2)
+    tokens = np.arange(1, 17).reshape(2, 8)
+    other = tokens.copy()
+    other[1, 2] = 99
+    other[:, 6:] = 0  # padding
+    values = np.where(kept == 1, 0.5, 0).astype(np.float32)
+    loose = np.where(kept == 1, 0.5, 7).astype(np.float32)  # what nobody trains on
+    sides = (
+        write(tmp_path / "a", uid=list("ab"), responses=tokens, log_probs=values, response_mask=kept),
+        write(tmp_path / "b", uid=list("ab"), responses=other, log_probs=loose, response_mask=kept),
+    )
+    found = {entry.name: entry for entry in compare_tapes(*sides).entries}
+    assert found["log_probs"].verdict is Verdict.BITWISE
+    assert (found["responses"].verdict, found["responses"].difference.mismatched) == (Verdict.DIVERGED, 1)
+    assert (found["responses"].first.row, found["responses"].first.token) == (1, (2,))
+
+
+def test_one_mask_says_nothing_about_another(tmp_path):
+    kept, other = np.array([[0, 0, 1, 1]]), np.array([[1, 1, 1, 1]])
+    columns = {"uid": ["a"], "response_mask": kept}
+    sides = (
+        write(tmp_path / "a", **columns, attention_mask=other),
+        write(tmp_path / "b", **columns, attention_mask=kept),
+    )
+    assert [entry.name for entry in compare_tapes(*sides).firsts()] == ["attention_mask"]
+
+
+def test_the_worst_element_is_one_that_differs(tmp_path):
+    plain, other = np.array([[1, 0.0, 0.0]], np.float32), np.array([[1, -0.0, -0.0]], np.float32)
+    (entry,) = compare_tapes(write(tmp_path / "a", x=plain), write(tmp_path / "b", x=other)).entries
+    assert entry.worst == entry.first
+
+
+def test_percentiles_of_many_differences_at_every_other_place(tmp_path):
+    plain = np.ones((200_000, 2), np.float32)
+    other = plain.copy()
+    other[:70_000, 1] += 1e-3
+    other[70_000:, 1] += 1.0
+    found = measure(plain.ravel(), other.ravel(), "float32", 0.0)
+    assert (found.p50, found.p99) == (1.0, 1.0)
+
+
+def test_a_column_that_one_call_lacks_is_a_finding(tmp_path):
+    def record(path, *calls):
+        with rolltape.Tape(path, mode="record", background=False) as tape, tape.step(0):
+            stage = tape.stage("loss")(lambda call: call)
+            for call in calls:
+                stage(call)
+        return LocalStorage(str(path))
+
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    first = {"uid": list("abc"), "x": x, "y": x}
+    sides = (
+        record(tmp_path / "a", first, {"uid": list("def"), "x": x}),
+        record(tmp_path / "b", first, {"uid": list("def"), "x": x, "y": x}),
+    )
+    for left, right, who in ((*sides, "baseline"), (*sides[::-1], "candidate")):
+        (entry,) = compare_tapes(left, right).firsts()
+        assert (entry.name, entry.verdict) == ("y", Verdict.INCOMPARABLE)
+        assert f"the {who}" in entry.note
 
 
 def test_a_damaged_file_is_named(tmp_path):

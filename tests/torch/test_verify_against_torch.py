@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+import rolltape
 from rolltape.batch.arrays import bits_of
-from rolltape.verify import Limits, Verdict, judge, measure
+from rolltape.storage import LocalStorage
+from rolltape.verify import Limits, Verdict, compare_tapes, judge, measure
 from rolltape.verify.floats import FLOATS, TOLERANCES, values
 
 TORCH = sorted(FLOATS)
@@ -111,3 +113,23 @@ def test_the_statistics_are_those_of_exact_arithmetic(dtype, spread):
             assert found.max_rel == pytest.approx(float(max(relative)), rel=1e-14)
         assert found.cosine == pytest.approx(float(dot / mpmath.sqrt(squares[0] * squares[1])), abs=1e-12)
         assert found.scale == pytest.approx(float(dot / squares[0]), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2", "bfloat16"])
+def test_padded_columns_of_few_bits_are_compared_in_their_own(tmp_path, kind):
+    rows = torch.zeros(3, 6)
+    rows[:, :4] = torch.tensor([1.0, 2.0, -0.5, 8.0])
+    spoiled, scaled = rows.clone(), rows * 1.5
+    spoiled[1, 2] = torch.nan
+    found = {}
+    for name, value in {"plain": rows, "spoiled": spoiled, "scaled": scaled}.items():
+        with rolltape.Tape(tmp_path / name, mode="record", background=False) as tape, tape.step(0):
+            columns = {"uid": list("abc"), "x": value.to(getattr(torch, kind))}
+            tape.stage("loss")(columns.copy)()
+        found[name] = LocalStorage(str(tmp_path / name))
+    (entry,) = compare_tapes(found["plain"], found["spoiled"]).firsts()
+    assert (entry.name, entry.verdict, entry.difference.mismatched) == ("x", Verdict.DIVERGED, 1)
+    assert (entry.first.row, entry.first.token) == (1, (2,))
+    entry = next(e for e in compare_tapes(found["plain"], found["scaled"]).entries if e.name == "x")
+    assert entry.difference.mismatched == 12
+    assert entry.difference.max_abs == 4.0

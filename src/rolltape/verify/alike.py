@@ -19,8 +19,6 @@ from rolltape.verify.difference import Difference
 from rolltape.verify.floats import FLOATS
 from rolltape.verify.opened import Opened
 
-LOOKED_AT = 4096
-"""Among so many elements of a column of floats one has to be a number, else it is looked at as a whole."""
 _INTEGERS = {pa.float16(): pa.int16(), pa.float32(): pa.int32(), pa.float64(): pa.int64()}
 
 
@@ -42,7 +40,7 @@ def alike(left: Sequence[Opened], right: Sequence[Opened]) -> dict[str, Differen
 
 
 def _same(a: Opened, b: Opened, name: str) -> int:
-    """How many elements a column has, where they are the same and some are numbers; else 0."""
+    """How many elements a column has, where they are the same, and numbers; else 0."""
     if list(_entries(name, a.entries)) != list(_entries(name, b.entries)):
         return 0
     entry = a.entries[name]
@@ -53,7 +51,7 @@ def _same(a: Opened, b: Opened, name: str) -> int:
         return 0
     if entry["kind"] == "objects":
         return a.file.samples
-    if entry["dtype"] in FLOATS and not _has_number(ours.get(a.holder(name))):
+    if entry["dtype"] in FLOATS and not _all_numbers(ours.get(a.holder(name))):
         return 0
     if entry["kind"] == "array":
         return a.file.samples * int(math.prod(entry["shape"]))
@@ -87,14 +85,17 @@ def _is_list(array: pa.Array) -> bool:
     return bool(pa.types.is_list(array.type) or pa.types.is_large_list(array.type))
 
 
-def _has_number(stored: pa.ChunkedArray | None) -> bool:
-    """Whether one of the first elements is a number; False also where that cannot be seen here."""
+def _all_numbers(stored: pa.ChunkedArray | None) -> bool:
+    """Whether there are elements and none is NaN; False also where that cannot be seen here.
+
+    NaN wherever a mask looks is a finding, however much alike: that is for those who know the masks.
+    """
     if stored is None or not stored.num_chunks:
         return False
-    values = list_rows(stored.chunk(0))[0] if _is_list(stored.chunk(0)) else stored.chunk(0)
-    if values.type not in _INTEGERS or not len(values):
+    chunks = [list_rows(chunk)[0] if _is_list(chunk) else chunk for chunk in stored.chunks]
+    if any(chunk.type not in _INTEGERS for chunk in chunks) or not sum(map(len, chunks)):
         return False
-    return not np.isnan(from_arrow(values[:LOOKED_AT], "float64")).all()
+    return not any(np.isnan(from_arrow(chunk, "float64")).any() for chunk in chunks)
 
 
 def _dtype(entry: Json) -> str:

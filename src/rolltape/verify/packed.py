@@ -109,7 +109,10 @@ def _packed(file: Opened, name: str) -> Packed | None:
         return None
     values = np.empty(0, storage(dtype))
     if entry["layout"] == "span":
-        pieces = [from_arrow(list_rows(chunk)[0], part) for chunk in file.stored(name)[name].chunks]
+        pieces = [
+            from_arrow(list_rows(chunk)[0], part).astype(storage(dtype), copy=False)
+            for chunk in file.stored(name)[name].chunks
+        ]
         values = pieces[0] if len(pieces) == 1 else np.concatenate([values, *pieces])
     return Packed(entry, *file.bounds(name), values)
 
@@ -117,8 +120,8 @@ def _packed(file: Opened, name: str) -> Packed | None:
 def _rows(file: Opened, name: str, column: Packed, order: np.ndarray) -> _Rows | None:
     """Which places count: those that a mask keeps, or all; None where a mask is not in one piece."""
     starts, lengths = column.starts[order], (column.stops - column.starts)[order]
-    for other in MASKS:
-        if other not in file.entries or other == name or file.entries[other]["kind"] == "objects":
+    for other in MASKS if name not in MASKS else ():
+        if other not in file.entries or file.entries[other]["kind"] == "objects":
             continue
         if file.entries[other]["kind"] != "array":
             return None

@@ -28,8 +28,8 @@ class Masks:
     """The columns of a side, among which there may be masks; each mask is read once."""
 
     columns: Mapping[str, Column] = field(default_factory=dict)
-    known: dict[int, Kept] = field(default_factory=dict)
-    """By which object the mask is; both sides may share it."""
+    known: dict[tuple[int, bool], Kept] = field(default_factory=dict)
+    """By which object the mask is, which both sides may share, and whether it has its holes filled."""
 
     def content(self, column: Column, order: np.ndarray, padded: bool) -> Kept | None:
         """For each sample the places that a mask keeps; None where no mask is for this column."""
@@ -38,25 +38,37 @@ class Masks:
                 return None
         elif not padded:
             return None
+        masks = [self.columns[name] for name in MASKS if name in self.columns]
+        if any(mask is column for mask in masks):
+            return None  # one mask says nothing about another
         lengths = [len(row) for row in rows(column)]
-        for name in MASKS:
-            mask = self.columns.get(name)
-            if mask is None or mask is column or isinstance(mask, ObjectColumn):
+        for mask in masks:
+            if isinstance(mask, ObjectColumn):
                 continue
             found = rows(mask)
             if all(np.ndim(row) == 1 for row in found) and [len(row) for row in found] == lengths:
-                if id(mask) not in self.known:
-                    self.known[id(mask)] = _kept(found)
-                kept = self.known[id(mask)]
+                key = id(mask), _is_whole(column)
+                if key not in self.known:
+                    self.known[key] = _kept(found, without_holes=key[1])
+                kept = self.known[key]
                 return Kept([kept.parts[at] for at in order], kept.counts[order])
         return None
 
 
-def _kept(mask: Sequence[np.ndarray]) -> Kept:
+def _is_whole(column: Column) -> bool:
+    """Whether it holds integers: the model has read the tokens of a tool, though it did not write them."""
+    if isinstance(column, ObjectColumn):
+        return False
+    return not column.dtype.startswith(("float", "bfloat", "complex"))
+
+
+def _kept(mask: Sequence[np.ndarray], without_holes: bool) -> Kept:
     parts: list[slice | np.ndarray] = []
     counts = np.empty(len(mask), np.int64)
     for at, row in enumerate(mask):
         on = row != 0
+        if without_holes and on.any():
+            on[int(on.argmax()) : len(on) - int(on[::-1].argmax())] = True
         counts[at] = count = int(np.count_nonzero(on))
         start = int(on.argmax()) if count else 0
         whole = count == len(on) or bool(on[start : start + count].all())

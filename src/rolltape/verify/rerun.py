@@ -116,7 +116,8 @@ def rerun(
         )
     given = {argument: known[_name_of(argument, known)] for argument in _arguments(function, known)}
     result = function(**given | dict(options))
-    settings = dict(options) | defaults(name, options)
+    taken = {word: value for word, value in given.items() if isinstance(value, (bool, int, float, str))}
+    settings = {**taken, **options} | defaults(name, {*given, *options})
     return Rerun(stage, name, _compared(split, step, stage, target, kept, result), settings)
 
 

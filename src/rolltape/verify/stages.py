@@ -66,7 +66,7 @@ def compare_stage(key: At, both: Both, rules: Rules) -> Iterator[Entry]:
 
 def _columns(key: At, both: Both, pairs: Pairs, rules: Rules) -> Iterator[Entry]:
     a, b = both.left, both.right
-    known: dict[int, Kept] = {}
+    known: dict[tuple[int, bool], Kept] = {}
     masks = Masks(a.columns, known), Masks(b.columns, known)
     for name in dict.fromkeys([*a.columns, *b.columns]):
         limits = rules(key[1], name)
@@ -78,6 +78,13 @@ def _columns(key: At, both: Both, pairs: Pairs, rules: Rules) -> Iterator[Entry]
             )
         else:
             mine = pairs if not (a.apart or b.apart) else pair(a.ids_of(name), b.ids_of(name))
+            for side, lost, gone in (
+                ("the candidate", mine.only_left, pairs.only_left),
+                ("the baseline", mine.only_right, pairs.only_right),
+            ):
+                if apart := [one for one in lost if one not in gone]:
+                    note = f"{side} has it not for {len(apart)} samples, the first is {_name(apart[0])}"
+                    yield _entry(key, name, note)
             yield _column(_entry(key, name), both, mine, masks, limits)
 
 

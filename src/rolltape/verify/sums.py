@@ -116,11 +116,10 @@ class Sums:
         self.max_ulp = max(self.max_ulp, _most_steps(left, right))
         self.max_abs = max(self.max_abs, most)
         if most > self._worst_error:
-            at = int(error.argmax())
+            at = int(error.argmax()) if most else int(unlike.argmax())
             self._worst_error, self.worst = most, start + at
             self.worst_values = float(a[at]), float(self._values(right[at : at + 1])[0])
-        kept = unlike[:: self._stride]
-        self._keep(error[:: self._stride][kept])
+        self._keep(error[unlike][:: self._stride])
         return True
 
     def _each(
