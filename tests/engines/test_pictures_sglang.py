@@ -132,11 +132,40 @@ def test_a_server_that_does_not_say_what_the_prompt_was_is_refused(engine, seen)
             Prompt(messages=ASK, images=[picture(0), picture(1)]),
             "2 images and its messages have a place for 1",
         ),
+        (Prompt(messages=ASK), "0 images and its messages have a place for 1"),
         (Prompt(messages=ASK, images=["a.png"]), "is a str, not an image"),
+        (Prompt(text="no place", images=[picture(0)]), "1 images and its text has a place for 0"),
+        (Prompt(text="<image><image>", images=[picture(0)]), "1 images and its text has a place for 2"),
+        (Prompt(token_ids=[5, 6], images=[picture(0)]), "images or videos beside token ids"),
     ],
 )
 def test_pictures_that_cannot_be_are_named_before_anything_runs(engine, seen, prompt, says):
     with pytest.raises(PromptError, match=says) as caught:
         engine.generate(["fine", prompt], PARAMS)
-    assert caught.value.where.startswith("prompts[1].images")
+    field = "images" if prompt.token_ids is None else "token_ids"
+    assert caught.value.where.startswith(f"prompts[1].{field}")
     assert not seen.generated
+
+
+def test_where_the_mark_in_a_text_is_not_known_pictures_go_in_chats(seen):
+    with SGLangEngine(seen.server.url, retries=0) as engine:
+        with pytest.raises(PromptError, match="no place that is known here") as caught:
+            engine.generate([Prompt(text="<image>", images=[picture(0)])], PARAMS)
+        assert "checkpoint=" in caught.value.hint
+        assert len(engine.generate([Prompt(messages=ASK, images=[picture(0)])], PARAMS)) == 2
+
+
+def test_text_beside_a_picture_arrives_also_where_it_is_no_part(engine, tiling):
+    bare = [{"role": "user", "content": [{"type": "image"}, "What is this?"]}]
+    rollout = engine.generate([Prompt(messages=chat, images=[picture(0)]) for chat in (bare, ASK)], PARAMS)
+    assert rollout.prompt_ids[0].tolist() == rollout.prompt_ids[2].tolist()
+    assert "What is this?" in tiling.tokenizer.decode(rollout.prompt_ids[0])
+
+
+def test_a_response_that_was_ended_before_its_first_token(engine, seen):
+    ended = {"output_token_logprobs": [], "output_top_logprobs": [], "finish_reason": {"type": "abort"}}
+    seen.sampled = lambda body: {"text": "", "output_ids": [], "meta_info": ended}
+    for options in ({}, {"temperature": 0, "logprobs": "processed"}):
+        rollout = engine.generate(["fine"], SamplingParams(top_logprobs=3, **options))
+        assert rollout.finish_reasons == ["abort"]
+        assert (rollout.top_ids[0].shape, rollout.top_logprobs[0].shape) == ((0, 3), (0, 3))

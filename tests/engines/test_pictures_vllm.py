@@ -1,15 +1,11 @@
 """Images through VLLMEngine and OpenAIEngine on the real vLLM, with the training model as the judge."""
 
-import base64
-import io
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from rolltape.engines import OpenAIEngine, Prompt, SamplingParams, VLLMEngine, mismatch
-from rolltape.engines.pictures import data_uris
 from rolltape.errors import EngineError, GenerationError, PromptError
 from tests.engines import models
 from tests.engines.proxy import Proxy
@@ -183,11 +179,3 @@ def test_what_a_server_takes_out_of_the_text_is_missed():
     assert list(caught.value.failures) == [0, 2]
     assert isinstance(caught.value.failures[0], EngineError)
     assert caught.value.failures[0].where == "prompts[0], choices[0].message.reasoning"
-
-
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "1", "CMYK"])
-def test_a_picture_is_sent_without_loss(mode):
-    image = picture(0).convert(mode)
-    [uri] = data_uris(Prompt(messages=ASK, images=[image]), 0)
-    sent = Image.open(io.BytesIO(base64.b64decode(uri.removeprefix("data:image/png;base64,"))))
-    assert sent.convert("RGB").tobytes() == image.convert("RGB").tobytes()

@@ -90,6 +90,36 @@ def test_what_is_no_prompt_is_refused(prompt):
         prepare([prompt])
 
 
+@pytest.mark.parametrize("kind", ["image", "video"])
+@pytest.mark.parametrize(
+    ("given", "places"), [(0, 1), (1, 2), (2, 1)], ids=["none given", "too few", "too many"]
+)
+def test_a_place_in_a_chat_has_what_is_shown_there(kind, given, places):
+    content = ["Compare:", {"type": "text", "text": "these"}, *[{"type": kind}] * places]
+    chat = [{"role": "system", "content": f"An {kind}."}, {"role": "user", "content": content}]
+    shown = [np.zeros((1, 2, 2, 3), np.uint8)]
+    with pytest.raises(
+        rolltape.PromptError, match=f"prompt 1 has {given} {kind}s .* place for {places}"
+    ) as e:
+        prepare(["fine", Prompt(messages=chat, **{f"{kind}s": shown * given})])
+    assert e.value.where == f"prompts[1].{kind}s"
+    assert prepare([Prompt(messages=chat, **{f"{kind}s": shown * places})])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image", "image": "a.png"},
+        {"image": "a.png"},
+        {"type": "image_url", "image_url": {"url": "a"}},
+    ],
+    ids=["in the part", "untyped", "an address"],
+)
+def test_an_image_that_no_engine_would_look_at_is_refused(part):
+    with pytest.raises(rolltape.PromptError, match="0 images"):
+        prepare([[{"role": "user", "content": [part]}]])
+
+
 def test_one_prompt_is_not_a_list_of_them():
     with pytest.raises(rolltape.PromptError, match="not a list"):
         prepare("hello")

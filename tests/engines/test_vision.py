@@ -114,6 +114,8 @@ def test_pictures_are_kept_with_the_prompt_on_tape(engine, tmp_path):
     ("prompt", "says"),
     [
         (Prompt(messages=ASK, images=[picture(0), picture(1)]), "prompt 1"),
+        (Prompt(messages=ASK), "prompt 1 has 0 images and its messages have a place for 1"),
+        (Prompt(messages=WATCH), "prompt 1 has 0 videos and its messages have a place for 1"),
         (Prompt(messages=ASK, images=["a.png"]), "the processor cannot take prompt 1"),
         (Prompt(token_ids=[1, 2], images=[picture(0)]), "beside token ids"),
     ],

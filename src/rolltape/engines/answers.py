@@ -54,8 +54,9 @@ def completed(
     """A completion of what a server said; processed log-probs of greedy sampling are known without it."""
     top_ids = top_logprobs = None
     if tops is not None:
-        top_ids = np.array([[token for token, _ in place] for place in tops], np.int64)
-        top_logprobs = np.array([[value for _, value in place] for place in tops], np.float32)
+        shape = (len(tops), len(tops[0]) if tops else params.top_logprobs)  # of no tokens, too
+        top_ids = np.array([[token for token, _ in place] for place in tops], np.int64).reshape(shape)
+        top_logprobs = np.array([[value for _, value in place] for place in tops], np.float32).reshape(shape)
     if params.is_greedy and params.logprobs is LogprobKind.PROCESSED:
         logprobs, top_logprobs = point_mass(logprobs, top_logprobs)
     return Completion(

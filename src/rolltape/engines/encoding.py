@@ -65,14 +65,19 @@ def check_no_videos(prompt: Prompt, position: int, what: str) -> None:
         )
 
 
+def beside_ids(position: int) -> PromptError:
+    """The error for images or videos for which token ids can have no place."""
+    return PromptError(
+        f"prompt {position} has images or videos beside token ids",
+        where=f"prompts[{position}].token_ids",
+        hint="pass text or messages: the processor decides how many tokens a picture takes",
+    )
+
+
 def render_with_media(prompt: Prompt, processor: Any, position: int = 0) -> str:
     """The text of a prompt with images or videos, in which each of them has its place."""
     if prompt.token_ids is not None:
-        raise PromptError(
-            f"prompt {position} has images or videos beside token ids",
-            where=f"prompts[{position}].token_ids",
-            hint="pass text or messages: the processor decides how many tokens a picture takes",
-        )
+        raise beside_ids(position)
     text = render(prompt, processor, position)
     for name, mark in (("images", "image_token"), ("videos", "video_token")):
         token = getattr(processor, mark, None)

@@ -30,6 +30,8 @@ class OpenAIEngine(ServedEngine):
     """Samples on a server. The server is first asked when the engine is first used."""
 
     name = "openai"
+    _keeps_pictures = False
+    """Whether the server could not be told to forget pictures when its weights changed."""
 
     def __init__(
         self, base_url: str, model: str | None = None, *, dialect: str = "auto", **options: Any
@@ -54,7 +56,8 @@ class OpenAIEngine(ServedEngine):
         dialect, served = self._connected()
         self._refuse_lost_weights()
         check_stops(params, served.vocab_size)
-        dialect.check(self.server, served, params)
+        self._refuse_kept_pictures(prompts)
+        dialect.check(self.server, served, prompts, params)
         jobs, places = [], []
         for position, (prompt, ids) in enumerate(
             zip(prompts, self._encode(prompts, dialect, served), strict=True)
@@ -146,10 +149,21 @@ class OpenAIEngine(ServedEngine):
             self.server.post("/collective_rpc", body, retry=False)
             self.server.post("/reset_prefix_cache", retry=False)
             self.server.post("/reset_mm_cache", retry=False)
-            self.server.post("/reset_encoder_cache", retry=False)  # else a picture it knows ends the server
+            # A picture that the server still knew would be answered with the old weights, or end the server.
+            self._keeps_pictures = not self.server.post_if_known("/reset_encoder_cache")
             self.server.post("/update_weight_version", {"new_version": str(version)}, retry=False)
         finally:
             self.server.post("/resume", retry=False)
+
+    def _refuse_kept_pictures(self, prompts: Sequence[Prompt]) -> None:
+        position = next((at for at, prompt in enumerate(prompts) if prompt.images), None)
+        if self._keeps_pictures and position is not None:
+            raise EngineError(
+                "the server may have kept what the weights before the update made of pictures",
+                where=f"prompts[{position}].images",
+                causes=["a version of vLLM without /reset_encoder_cache"],
+                hint="a newer vLLM, or prompts without images after update_weights",
+            )
 
     def _refuse_lost_weights(self) -> None:
         """A server that was restarted has the weights it began with, not those that were sent."""

@@ -42,7 +42,9 @@ class Dialect(Protocol):
     def describe(self, server: Server, model: str | None) -> Served:
         """The server's version and model; ``model`` is the one asked for, if any."""
 
-    def check(self, server: Server, served: Served, params: SamplingParams) -> None:
+    def check(
+        self, server: Server, served: Served, prompts: Sequence[Prompt], params: SamplingParams
+    ) -> None:
         """Refuse, with ``EngineError``, what this kind of server cannot do."""
 
     def encode(self, server: Server, served: Served, prompt: Prompt, position: int) -> list[int] | None:

@@ -29,7 +29,9 @@ class LlamaCppDialect:
         context = (props.get("default_generation_settings") or {}).get("n_ctx")
         return Served(f"llama.cpp {build}", model or card["id"], context, meta.get("n_vocab"))
 
-    def check(self, server: Server, served: Served, params: SamplingParams) -> None:
+    def check(
+        self, server: Server, served: Served, prompts: Sequence[Prompt], params: SamplingParams
+    ) -> None:
         for name in ("stop", "stop_token_ids", "min_tokens"):
             if getattr(params, name):
                 why = "drops the tokens that complete a stop text" if name == "stop" else f"has no {name}"

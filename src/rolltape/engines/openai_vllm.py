@@ -28,6 +28,8 @@ class VLLMDialect:
 
     def __init__(self) -> None:
         self._kind: LogprobKind | None = None
+        self._most_tops = 0
+        """As many top log-probs the server was seen to give; its limit may be higher."""
 
     def describe(self, server: Server, model: str | None) -> Served:
         version = server.get("/version")["version"]
@@ -40,13 +42,18 @@ class VLLMDialect:
             )
         return Served(f"vllm {version}", card["id"], card.get("max_model_len"), root=card.get("root"))
 
-    def check(self, server: Server, served: Served, params: SamplingParams) -> None:
+    def check(
+        self, server: Server, served: Served, prompts: Sequence[Prompt], params: SamplingParams
+    ) -> None:
         if 0 < params.temperature < COLDEST:
             raise EngineError(
                 f"vLLM would sample at temperature {COLDEST} instead of {params.temperature}",
                 where="SamplingParams.temperature",
                 hint=f"0 is greedy; else at least {COLDEST}",
             )
+        seeing = [position for position, prompt in enumerate(prompts) if prompt.images]
+        if seeing and params.top_logprobs:
+            self._check_tops(server, served, params.top_logprobs, f"prompts[{seeing[0]}].images")
         if params.is_plain or params.is_greedy:
             return  # both kinds are one, or one of them is known without being asked for
         if self._kind is None:
@@ -96,8 +103,7 @@ class VLLMDialect:
         if ids is not None:
             body = {**common, "prompt": list(ids), "logprobs": params.top_logprobs}
             return [Request("/v1/completions", body, f"prompts[{position}]")]
-        # Of a chat's top ones the first is the sampled token, even where it is not among the most likely.
-        asked = params.top_logprobs + 1 if params.top_logprobs else 0
+        asked = _in_chat(params.top_logprobs)
         messages = with_pictures(prompt, data_uris(prompt, position), position)
         body = {**common, "messages": messages, "logprobs": True, "top_logprobs": asked}
         return [Request("/v1/chat/completions", body, f"prompts[{position}].images")]
@@ -155,6 +161,23 @@ class VLLMDialect:
             version=version,
         )
 
+    def _check_tops(self, server: Server, served: Served, k: int, who: str) -> None:
+        """A limit that the server does not say, ``--max-logprobs``: one request of one token finds out."""
+        asked = _in_chat(k)
+        if asked <= self._most_tops:
+            return
+        body = {"model": served.model, "prompt": [0, 1], "max_tokens": 1, "logprobs": asked}
+        try:
+            server.post("/v1/completions", body, who=who)
+        except PromptError as error:
+            raise EngineError(
+                f"top_logprobs={k} beside images takes {asked} of the server, which refuses: {error}",
+                where="SamplingParams.top_logprobs",
+                causes=["of a chat's top log-probs the server gives one place to the sampled token"],
+                hint=f"top_logprobs={k - 1}, or start the server with --max-logprobs {asked}",
+            ) from error
+        self._most_tops = asked
+
     def _find_kind(self, server: Server, served: Served) -> LogprobKind:
         """Which kind the server gives, which it does not say: only one of them changes with temperature."""
 
@@ -166,6 +189,11 @@ class VLLMDialect:
             return first[1] - second[1]
 
         return LogprobKind.PROCESSED if gap(0.1) > 3 * gap(1.0) else LogprobKind.RAW
+
+
+def _in_chat(k: int) -> int:
+    """How many to ask for in a chat, of whose top ones the first is the sampled token."""
+    return k + 1 if k else 0
 
 
 def _check_chat(prompt: Prompt, position: int) -> None:

@@ -7,25 +7,28 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rolltape.engines.prompt import Prompt
+from rolltape.engines.prompt import Prompt, is_place, places
 from rolltape.errors import PromptError
 
-_PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
-"""Pixel formats that PNG keeps as they are."""
+_PNG_MODES = {mode: mode for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")} | {
+    "La": "LA", "RGBa": "RGBA", "PA": "RGBA",
+    "RGBX": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB",
+}  # fmt: skip
+"""The pixel format in which PNG has each of PIL's. Wider ones are missing: they would be clipped."""
 
 
 def data_uris(prompt: Prompt, position: int) -> list[str]:
-    """The images, each without loss."""
+    """The images, each in its own pixel format or, where PNG has no such, converted to the nearest."""
     return [_data_uri(image, f"prompts[{position}].images[{at}]") for at, image in enumerate(prompt.images)]
 
 
 def with_pictures(prompt: Prompt, uris: Sequence[str], position: int) -> list[dict[str, Any]]:
-    """The messages in OpenAI's form: every part of type ``image`` is an ``image_url`` with its picture."""
+    """The messages in OpenAI's form: every place of an image is an ``image_url`` with its picture."""
     messages = prompt.messages or []
-    places = sum(part.get("type") == "image" for message in messages for part in _parts(message))
-    if places != len(uris):
+    found = places(messages, "image")
+    if found != len(uris):
         raise PromptError(
-            f"prompt {position} has {len(uris)} images and its messages have a place for {places}",
+            f"prompt {position} has {len(uris)} images and its messages have a place for {found}",
             where=f"prompts[{position}].images",
             hint="a part {'type': 'image'} in the content of a message is the place of each",
         )
@@ -34,19 +37,16 @@ def with_pictures(prompt: Prompt, uris: Sequence[str], position: int) -> list[di
 
 
 def _filled(message: dict[str, Any], uris: Iterator[str]) -> dict[str, Any]:
-    parts = _parts(message)
-    if not parts:
-        return message
-    filled = [
-        {"type": "image_url", "image_url": {"url": next(uris)}} if part.get("type") == "image" else part
-        for part in parts
-    ]
-    return {**message, "content": filled}
-
-
-def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
     content = message.get("content")
-    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    if not isinstance(content, (list, tuple)):
+        return message
+    return {**message, "content": [_part(part, uris) for part in content]}
+
+
+def _part(part: Any, uris: Iterator[str]) -> Any:
+    if is_place(part, "image"):
+        return {"type": "image_url", "image_url": {"url": next(uris)}}
+    return {"type": "text", "text": part} if isinstance(part, str) else part  # servers take no bare text
 
 
 def _data_uri(image: Any, where: str) -> str:
@@ -55,7 +55,11 @@ def _data_uri(image: Any, where: str) -> str:
             f"{where} is a {type(image).__name__}, not an image", where=where, hint="PIL.Image.open(path)"
         )
     if image.mode not in _PNG_MODES:
-        image = image.convert("RGB")
+        raise PromptError(
+            f"{where} has pixels of mode {image.mode!r}, which would be clipped",
+            where=where,
+            hint="scale them to 0..255, then image.convert('RGB')",
+        )
     buffer = io.BytesIO()
-    image.save(buffer, "PNG", compress_level=1)
+    image.convert(_PNG_MODES[image.mode]).save(buffer, "PNG", compress_level=1)
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

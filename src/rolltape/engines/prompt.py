@@ -98,6 +98,25 @@ def empty(position: int, what: str) -> PromptError:
     return PromptError(f"prompt {position} is empty", where=f"prompts[{position}].{what}")
 
 
+def is_place(part: Any, kind: str) -> bool:
+    """Whether a part of a message's content stands for an image or a video: ``kind`` is one of the two.
+
+    >>> is_place({"type": "image"}, "image"), is_place({"type": "text", "text": "image"}, "image")
+    (True, False)
+    """
+    if not isinstance(part, Mapping):
+        return False
+    return part.get("type", kind if kind in part else None) in (kind, f"{kind}_url")
+
+
+def places(messages: Sequence[Mapping[str, Any]], kind: str) -> int:
+    """How many images or videos the parts of messages stand for."""
+    contents = [message.get("content") for message in messages]
+    return sum(
+        is_place(part, kind) for content in contents if isinstance(content, (list, tuple)) for part in content
+    )
+
+
 def _check(prompt: Prompt, position: int) -> None:
     given = [name for name in _KINDS if getattr(prompt, name) is not None]
     if len(given) != 1:
@@ -113,6 +132,20 @@ def _check(prompt: Prompt, position: int) -> None:
                 f"message {number} of prompt {position} has no role or no content",
                 where=f"prompts[{position}].messages[{number}]",
             )
+    for kind in ("image", "video"):
+        _check_places(prompt, kind, position)
+
+
+def _check_places(prompt: Prompt, kind: str, position: int) -> None:
+    """Where no part is a place, a mark in the text of a message may be one: engines know the mark."""
+    given, found = len(getattr(prompt, f"{kind}s")), places(prompt.messages or (), kind)
+    if found and found != given:
+        raise PromptError(
+            f"prompt {position} has {given} {kind}s and its messages have a place for {found}",
+            where=f"prompts[{position}].{kind}s",
+            causes=[f"the {kind} is in the message itself, as an object or an address"],
+            hint=f"Prompt(messages=…, {kind}s=[…]), one for each part {{'type': '{kind}'}}",
+        )
 
 
 def _digest(prompt: Prompt) -> str:

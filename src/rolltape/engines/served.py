@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rolltape.engines.engine import Engine
 from rolltape.engines.serving import Server
@@ -53,12 +54,17 @@ class ServedEngine(Engine):
         """Close the connections; the server stays."""
         self.server.close()
 
+    def _config(self, root: str | None) -> dict[str, Any]:
+        """The config of the server's model; empty if its folder cannot be seen here."""
+        try:
+            found = json.loads((Path(self._checkpoint or root or "") / "config.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return dict(found)
+
     def _vocab_size(self, root: str | None) -> int | None:
         """How many tokens the server's model has, if its folder can be seen here."""
-        try:
-            config = json.loads((Path(self._checkpoint or root or "") / "config.json").read_text())
-        except (OSError, ValueError):
-            return None
+        config = self._config(root)
         found = (config.get("text_config") or {}).get("vocab_size") or config.get("vocab_size")
         return None if found is None else int(found)
 

@@ -32,6 +32,8 @@ class _Outcome:
     retry_after: float | None = None
     lost: bool = False
     """Whether the connection broke: another server may be there next time."""
+    unknown: bool = False
+    """Whether the server has no such path."""
 
 
 class Server:
@@ -78,6 +80,13 @@ class Server:
     def post(self, path: str, body: Any = None, *, who: str = "", retry: bool = True) -> Any:
         """The parsed answer, ``None`` if it is empty. ``who`` is the prompt in the errors: ``prompts[3]``."""
         return self._ask("POST", path, body, who, retry)
+
+    def post_if_known(self, path: str) -> bool:
+        """Post once; whether the server knows the path at all. Other failures are errors."""
+        outcome = self._try("POST", path, None, "")
+        if outcome.failure is not None and not outcome.unknown:
+            raise outcome.failure
+        return not outcome.unknown
 
     def has(self, path: str) -> bool:
         """Whether the server answers there at all."""
@@ -143,6 +152,7 @@ class Server:
                 failure=self._refused(response, path, who),
                 again=response.status_code in AGAIN,
                 retry_after=parse_retry_after(response.headers.get("retry-after")),
+                unknown=response.status_code == 404,
             )
         try:
             return _Outcome(answer=json.loads(response.content) if response.content else None)

@@ -10,13 +10,13 @@ from typing import Any
 from rolltape.engines.answers import field
 from rolltape.engines.checkpoint import written
 from rolltape.engines.completion import Completion
-from rolltape.engines.encoding import check_ids, check_no_videos, check_stops, check_text_only
+from rolltape.engines.encoding import beside_ids, check_ids, check_no_videos, check_stops, check_text_only
 from rolltape.engines.pictures import data_uris, with_pictures
 from rolltape.engines.prompt import Prompt
 from rolltape.engines.sampling import LogprobKind, SamplingParams, seed_for
 from rolltape.engines.served import ServedEngine
 from rolltape.engines.sglang_answers import completion, gap
-from rolltape.errors import EngineError
+from rolltape.errors import EngineError, PromptError
 
 
 class SGLangEngine(ServedEngine):
@@ -77,12 +77,31 @@ class SGLangEngine(ServedEngine):
         check_no_videos(prompt, position, "SGLang")
         images = data_uris(prompt, position)
         if prompt.token_ids is not None:
+            if images:
+                raise beside_ids(position)
             return _Encoded(list(prompt.token_ids), images)
         what: dict[str, Any] = {"prompt": prompt.text}
         if prompt.messages is not None:
             what = {"messages": with_pictures(prompt, images, position) if images else prompt.messages}
         answer = self.server.post("/tokenize", what, who=f"prompts[{position}]")
-        return _Encoded([int(token) for token in field(answer, "tokens", position)], images)
+        ids = [int(token) for token in field(answer, "tokens", position)]
+        if images and prompt.text is not None:
+            self._check_marks(ids, len(images), position)
+        return _Encoded(ids, images)
+
+    def _check_marks(self, ids: list[int], images: int, position: int) -> None:
+        """The server takes an image that the text has no place for, and answers as if it were not there."""
+        config = self._config(self._described().get("model_path"))
+        mark = config.get("image_token_id", config.get("image_token_index"))
+        places = None if mark is None else ids.count(mark)
+        if places != images:
+            known = "no place that is known here" if places is None else f"a place for {places}"
+            raise PromptError(
+                f"prompt {position} has {images} images and its text has {known}",
+                where=f"prompts[{position}].images",
+                causes=["the config of the server's model cannot be seen here"] if places is None else [],
+                hint="pass messages with a part {'type': 'image'} for each, or checkpoint= to the engine",
+            )
 
     def _ask(
         self,
