@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 import rolltape
+from rolltape.config_file import load_file
 from rolltape.errors import ConfigError
+from rolltape.settings import resolve
 from tests.taping import Rollout, files, record
 
 
@@ -175,3 +177,28 @@ def test_an_object_store_is_refused_for_now(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ConfigError, match="object stores are not supported yet"):
         rolltape.Tape("s3://bucket/tape", mode="record")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_omegaconf_config_is_resolved_in_its_section_only() -> None:
+    omegaconf = pytest.importorskip("omegaconf")
+    config = omegaconf.OmegaConf.create(
+        {
+            "root": "runs",
+            "broken": "${nowhere}",
+            "unset": "???",
+            "rolltape": {
+                "mode": "replay",
+                "dir": "${root}/a",
+                "steps": ["0-3", 9],
+                "match": {"seed": "warn"},
+            },
+        }
+    )
+    settings = resolve({}, {}, load_file(config))
+    assert (settings.dir, str(settings.steps), settings.match) == ("runs/a", "0-3,9", {"seed": "warn"})
+    assert load_file(config.rolltape) == load_file(config) == load_file({"rolltape": config.rolltape})
+    for broken in ({"dir": "???"}, {"rolltape": {"dir": "${nowhere}"}}):
+        with pytest.raises(ConfigError, match="cannot be resolved"):
+            load_file(omegaconf.OmegaConf.create(broken))
+    with pytest.raises(ConfigError, match="named options"):
+        load_file(omegaconf.OmegaConf.create([1]))

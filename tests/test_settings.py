@@ -279,28 +279,3 @@ def test_yaml_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(MissingDependencyError, match="PyYAML") as caught:
         load_file(path)
     assert 'pip install "rolltape[yaml]"' in str(caught.value)
-
-
-def test_an_omegaconf_config_is_resolved_in_its_section_only() -> None:
-    omegaconf = pytest.importorskip("omegaconf")
-    config = omegaconf.OmegaConf.create(
-        {
-            "root": "runs",
-            "broken": "${nowhere}",
-            "unset": "???",
-            "rolltape": {
-                "mode": "replay",
-                "dir": "${root}/a",
-                "steps": ["0-3", 9],
-                "match": {"seed": "warn"},
-            },
-        }
-    )
-    settings = resolve({}, {}, load_file(config))
-    assert (settings.dir, str(settings.steps), settings.match) == ("runs/a", "0-3,9", {"seed": "warn"})
-    assert load_file(config.rolltape) == load_file(config) == load_file({"rolltape": config.rolltape})
-    for broken in ({"dir": "???"}, {"rolltape": {"dir": "${nowhere}"}}):
-        with pytest.raises(ConfigError, match="cannot be resolved"):
-            load_file(omegaconf.OmegaConf.create(broken))
-    with pytest.raises(ConfigError, match="named options"):
-        load_file(omegaconf.OmegaConf.create([1]))

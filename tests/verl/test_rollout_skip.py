@@ -1,74 +1,18 @@
 """RolloutSkip as its users know it, V1 and V2: same configuration, same calls; each known defect absent."""
 
 import asyncio
-import logging
 import os
-import pickle
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 from verl.utils.ray_utils import auto_await
 
-import rolltape
 from rolltape.integrations.verl import RolloutSkip, SkipAction, read_dumped_data, rollout_skip
-from tests.verl.batches import assert_same, output_for, prompts_for
-
-RUN = {
-    "trainer": {"experiment_name": "exp", "project_name": "proj"},
-    "data": {
-        "train_batch_size": 2, "gen_batch_size": 3, "max_prompt_length": 8, "max_response_length": 4,
-        "train_files": "a.parquet",
-    },
-}  # fmt: skip
-
-
-def config(**rollout):
-    return {
-        **RUN,
-        "actor_rollout_ref": {"model": {"path": "tiny"}, "rollout": {"n": 2, "temperature": 1.0, **rollout}},
-    }
-
-
-def v2(tmp_path, **skip):
-    return config(skip={"enable": True, "dump_dir": str(tmp_path), **skip})
-
-
-class Workers:
-    """A worker group that counts; with `forbidden` it must not be called at all."""
-
-    def __init__(self, forbidden=False):
-        self.forbidden = forbidden
-        self.returned = []
-
-    def generate_sequences(self, batch, **kwargs):
-        assert not self.forbidden, "generation was called on replay"
-        batch.non_tensor_batch["priority"] = np.arange(len(batch))  # verl's own does this to its input
-        self.returned.append(output_for(batch, seed=len(self.returned) + 100))
-        return self.returned[-1]
-
-
-def skipping(config, forbidden=False):
-    workers = Workers(forbidden)
-    skip = RolloutSkip(config, workers)
-    skip.wrap_generate_sequences()
-    return SimpleNamespace(
-        skip=skip, workers=workers, generate=lambda b, **kw: workers.generate_sequences(b, **kw)
-    )
-
-
-def step_of(run, step, new_batch=None, gen_steps=None):
-    """One step of a V2 trainer; returns its batch and the output."""
-    new_batch = prompts_for(step, n=1) if new_batch is None else new_batch
-    run.skip.record(new_batch, step, gen_steps)
-    return new_batch, run.generate(prompts_for(step))
-
-
-def tape_of(tmp_path):
-    return tmp_path / "exp_proj" / "GBS3_N2_in8_out4"
+from tests.verl.batches import assert_same, prompts_for
+from tests.verl.skips import Workers, config, skipping, step_of, tape_of, v2
 
 
 def test_twenty_steps_replay_bit_equal_and_generation_is_never_called(tmp_path):
@@ -273,118 +217,3 @@ def test_the_input_batch_is_restored_with_the_output(tmp_path, action, caplog):
     if action == "cache":
         assert any("inputs differs" in message or "inputs" in message for message in caplog.messages)
     again.skip.close()
-
-
-def test_other_prompts_are_an_error_where_the_trainer_does_not_hand_over_its_batch(tmp_path):
-    run = skipping(v2(tmp_path, action="cache"))
-    run.generate(prompts_for(1))
-    run.skip.close()
-    again = skipping(v2(tmp_path, action="cache"), forbidden=True)
-    with pytest.raises(rolltape.MismatchError, match="question"):
-        again.generate(prompts_for(2))
-
-
-@pytest.mark.parametrize(("part", "change"), [
-    ("model", {"actor_rollout_ref": {"model": {"path": "other"}}}),
-    ("sampling", {"actor_rollout_ref": {"rollout": {"temperature": 0.7}}}),
-    ("data", {"data": {"train_files": "b.parquet"}}),
-    ("seed", {"data": {"seed": 9}}),
-])  # fmt: skip
-def test_another_model_temperature_dataset_or_seed_is_an_error(tmp_path, part, change):
-    base = OmegaConf.create(v2(tmp_path, action="cache"))
-    run = skipping(base)
-    step_of(run, 1)
-    run.skip.close()
-    again = skipping(OmegaConf.merge(base, change), forbidden=True)
-    with pytest.raises(rolltape.MismatchError, match=part):
-        step_of(again, 1)
-
-
-def test_validation_is_left_alone(tmp_path):
-    run = skipping(v2(tmp_path, action="cache"))
-    run.generate(prompts_for(0, validate=True))
-    step_of(run, 1)
-    run.generate(prompts_for(0, validate=True))
-    assert len(run.workers.returned) == 3
-    run.skip.close()
-    assert not (tape_of(tmp_path) / "val").exists()
-
-
-def test_validation_is_recorded_under_val_if_asked(tmp_path):
-    run = skipping(v2(tmp_path, action="cache", val=True))
-    before = run.generate(prompts_for(0, validate=True))
-    step_of(run, 1)
-    after = [run.generate(prompts_for(at, validate=True)) for at in (0, 1)]
-    run.skip.close()
-    again = skipping(v2(tmp_path, action="cache", val=True), forbidden=True)
-    assert_same(again.generate(prompts_for(0, validate=True)), before)
-    step_of(again, 1)
-    for at, output in enumerate(after):
-        assert_same(again.generate(prompts_for(at, validate=True)), output)
-    again.skip.close()
-
-
-def test_a_relative_directory_is_resolved_once_with_a_warning(tmp_path, monkeypatch, caplog):
-    monkeypatch.chdir(tmp_path)
-    run = skipping(config(skip={"enable": True, "dump_dir": "dumps", "action": "cache"}))
-    monkeypatch.chdir("/")
-    step_of(run, 1)
-    run.skip.close()
-    assert (tape_of(tmp_path / "dumps") / "tape.json").exists()
-    assert any("relative" in message and str(tmp_path) in message for message in caplog.messages)
-
-
-def test_a_failure_to_record_stops_the_run(tmp_path):
-    run = skipping(v2(tmp_path, action="cache"))
-    step_of(run, 1)
-    folder = tape_of(tmp_path) / "train/rollout"
-    folder.rename(folder.with_name("moved"))
-    folder.write_text("not a folder")
-    with pytest.raises(rolltape.RolltapeError):
-        step_of(run, 2)
-
-
-def test_read_dumped_data_of_a_step_and_of_a_tape(tmp_path):
-    run = skipping(v2(tmp_path, action="cache"))
-    new_batch, output = step_of(run, 1)
-    run.skip.close()
-    tape = tape_of(tmp_path)
-    for found in (read_dumped_data(tape / "train/rollout/step_000001.parquet"), read_dumped_data(tape)[1]):
-        assert_same(found["gen_batch"], output)
-        assert (
-            found["new_batch"].non_tensor_batch["uid"].tolist() == new_batch.non_tensor_batch["uid"].tolist()
-        )
-
-
-def test_a_pickled_dump_is_named_and_not_opened(tmp_path, caplog):
-    class Trap:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "executed"),)
-
-    step = tape_of(tmp_path) / "genstep_000001"
-    step.mkdir(parents=True)
-    (step / "gen_batch.dp").write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(rolltape.NotATapeError, match="rolltape import"):
-        read_dumped_data(step)
-    run = skipping(v2(tmp_path, action="cache"))
-    step_of(run, 1)
-    run.skip.close()
-    assert any(f"rolltape import {tape_of(tmp_path)} --to" in message for message in caplog.messages)
-    assert not (tmp_path / "executed").exists()
-
-
-def test_uids_are_on_the_tape_so_that_samples_group_by_prompt(tmp_path):
-    run = skipping(v2(tmp_path, action="cache"))
-    prompts = prompts_for(1)
-    run.generate(prompts)
-    run.skip.close()
-    tape = rolltape.Tape(tape_of(tmp_path), mode="replay")
-    assert list(tape.recording(1).batch(["uid"])["uid"]) == prompts.non_tensor_batch["uid"].tolist()
-
-
-def test_one_log_line_says_which_tape(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "rolltape")
-    run = skipping(v2(tmp_path, action="cache"))
-    step_of(run, 1)
-    run.skip.close()
-    assert sum(message.startswith("rolltape: verl uses tape") for message in caplog.messages) == 1

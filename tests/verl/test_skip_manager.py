@@ -4,7 +4,6 @@ import asyncio
 import logging
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from verl import DataProto
@@ -13,37 +12,10 @@ from verl.utils.skip.base_skip import SKIP_REGISTRY
 
 import rolltape
 from rolltape.integrations.verl import install
-from tests.verl.batches import assert_same, objects, output_for, prompts_for
+from tests.verl.batches import assert_same, prompts_for
+from tests.verl.skips import Manager, feed, finish
 
 FOLDER = "exp_proj/GBS2_N2_in8_out4"
-
-
-class Manager:
-    """Stands where verl's AgentLoopManager stands, decorated as it is."""
-
-    def __init__(self, forbidden=False):
-        self.forbidden = forbidden
-        self.calls = 0
-
-    @SkipManager.annotate(role="rollout")
-    async def generate_sequences(self, prompts):
-        assert not self.forbidden, "generation was called on replay"
-        await asyncio.sleep(0)
-        prompts.non_tensor_batch["priority"] = np.arange(len(prompts))
-        self.calls += 1
-        return output_for(prompts, seed=self.calls)
-
-    @SkipManager.annotate(role="rollout")
-    def generate_at_once(self, prompts):
-        self.calls += 1
-        return output_for(prompts, seed=self.calls)
-
-    @SkipManager.annotate(role="async_rollout")
-    async def generate_sequences_single(self, prompts):
-        assert not self.forbidden
-        await asyncio.sleep(0.001 * (hash(prompts.non_tensor_batch["uid"][0]) % 5))
-        self.calls += 1
-        return output_for(prompts, seed=int(prompts.non_tensor_batch["uid"][0].rsplit("_", 1)[-1]))
 
 
 @pytest.fixture
@@ -227,12 +199,6 @@ def test_a_failure_to_record_stops_the_run(skipping, tmp_path):
         finish(step, 2)
 
 
-def finish(step, number):
-    """A whole step: what went wrong in the background is known at its end."""
-    step(number)
-    SkipManager.set_step(number + 1)
-
-
 def test_a_relative_directory_is_resolved_once_with_a_warning(skipping, tmp_path, monkeypatch, caplog):
     """Defect 7: verl resolves it in each actor's own working directory."""
     monkeypatch.setenv("ROLLTAPE_CWD", str(tmp_path))
@@ -305,13 +271,6 @@ def test_what_is_recorded_is_no_pickle(skipping, tmp_path):
         if path.is_file():
             with pytest.raises((pickle.UnpicklingError, ValueError, KeyError, IndexError, EOFError)):
                 pickle.loads(path.read_bytes())
-
-
-def feed(index):
-    """One prompt as the fully asynchronous rollouter feeds it: its order is in its uid."""
-    prompts = prompts_for(index, prompts=1)
-    prompts.non_tensor_batch["uid"] = objects([f"uid_sample_0_{index}"] * 2)
-    return prompts
 
 
 def test_many_prompts_at_once_in_no_fixed_order(trainer_config, tmp_path):
