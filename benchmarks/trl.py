@@ -27,7 +27,7 @@ from tests.trl.training import build
 PROMISES = {"recording, share of a step": ("<=", 0.02), "replay of generation, times faster": (">=", 50)}
 OPTIONS = {"per_device_train_batch_size": 16, "num_generations": 8, "max_completion_length": 128}
 MODEL = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 4}
-"""Together steps of two or three seconds. The share depends on that: what the tape costs is about constant."""
+"""Together steps of two or three seconds. The share depends on that: the cost itself is about constant."""
 WARM_UP = 4
 """Steps at the beginning that are not counted."""
 METHODS = ("_generate_single_turn", "_calculate_rewards")
