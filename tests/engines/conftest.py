@@ -15,7 +15,15 @@ if STACK == "engines":
     )
     import pytest
 
-    from tests.engines import models
+    from tests.engines import models, servers
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(item, call):
+        """A test that fails because a server has ended says what the server said."""
+        report = yield
+        if report.failed:
+            report.sections += [(f"{url} has ended", said) for url, said in servers.last_words().items()]
+        return report
 
     @pytest.fixture(scope="session")
     def tiny_path():

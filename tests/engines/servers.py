@@ -27,6 +27,9 @@ sys.stdin.read()
 """
 
 
+_ALL: list[Process] = []
+
+
 class Process:
     """A server in a process of its own, on a port that stays the same when it is started again."""
 
@@ -35,6 +38,7 @@ class Process:
         self.url = f"http://127.0.0.1:{port}"
         self.log = tempfile.NamedTemporaryFile(prefix="rolltape-server-", suffix=".log")  # noqa: SIM115
         self.process: subprocess.Popen[bytes] | None = None
+        _ALL.append(self)
         atexit.register(self.kill)
 
     def start(self) -> Process:
@@ -43,6 +47,12 @@ class Process:
             start_new_session=True,
         )  # fmt: skip
         return self
+
+    def last_words(self) -> str:
+        """What it said before it ended by itself; empty if it runs."""
+        if self.process is None or self.process.poll() in (None, -signal.SIGKILL):
+            return ""
+        return Path(self.log.name).read_text(errors="replace")[-20_000:]
 
     def wait(self, seconds: float = 240) -> Process:
         """Until it answers that it is well."""
@@ -64,6 +74,11 @@ class Process:
             self.process.communicate()
 
 
+def last_words() -> dict[str, str]:
+    """What servers said before they ended by themselves, by their address."""
+    return {server.url: said for server in _ALL if (said := server.last_words())}
+
+
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -73,7 +88,8 @@ def free_port() -> int:
 def vllm_command(model: str, port: int, *options: str) -> list[str]:
     return [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1",
-        "--port", str(port), "--dtype", "float32", "--max-model-len", "512", "--enforce-eager", *options,
+        "--port", str(port), "--dtype", "float32", "--max-model-len", "512", "--enforce-eager",
+        "--no-enable-chunked-prefill", *options,
     ]  # fmt: skip
 
 

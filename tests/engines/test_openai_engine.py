@@ -9,6 +9,7 @@ from PIL import Image
 from transformers import AutoModelForCausalLM
 
 from rolltape.engines import OpenAIEngine, Prompt, SamplingParams, SGLangEngine, mismatch, score
+from rolltape.engines.openai_vllm import SERVER_INFO
 from rolltape.errors import (
     ConfigError,
     EngineError,
@@ -58,6 +59,16 @@ def test_a_seed_repeats_whatever_else_is_in_the_batch(engine):
     assert [ids.tolist() for ids in alone.response_ids] == [
         ids.tolist() for ids in together.response_ids[2:4]
     ]
+
+
+def test_more_than_fits_into_a_step_repeats_too(engine, trainer):
+    """A vLLM server on CPU that cuts prompts in two would end here; this one says that it does not."""
+    config = engine.server.get(SERVER_INFO)["vllm_config"]
+    assert config["device_config"]["device"] == "cpu"
+    assert config["scheduler_config"]["enable_chunked_prefill"] is False
+    prompts = [[5 + row] * 300 for row in range(24)]
+    rollout = engine.generate(prompts, SamplingParams(max_tokens=4, seed=1))
+    assert mismatch(rollout, score(trainer, rollout)).max_abs < TOLERANCE
 
 
 def test_top_log_probs_are_the_most_likely_tokens(engine, trainer):

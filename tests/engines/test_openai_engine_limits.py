@@ -17,17 +17,21 @@ SEEN = Prompt(
 
 
 class Limited:
-    """A vLLM server with a limit of top log-probs, and without some calls."""
+    """A vLLM server with a limit of top log-probs, without some calls, that may cut prompts in two."""
 
-    def __init__(self, most=20, without=()) -> None:
-        self.most, self.without, self.asked, self.weights = most, without, [], "default"
+    def __init__(self, most=20, without=(), cuts=False) -> None:
+        self.most, self.without, self.cuts, self.asked, self.weights = most, without, cuts, [], "default"
         self.server = Conversation(self.answer)
 
     def answer(self, method, path, body):
         self.asked.append(path)
         if path in self.without:
             return 404, {"detail": "Not Found"}
-        config = {"model_config": {"dtype": "torch.float32"}, "device_config": {"device": "cpu"}}
+        config = {
+            "model_config": {"dtype": "torch.float32"},
+            "device_config": {"device": "cpu"},
+            "scheduler_config": {"enable_chunked_prefill": self.cuts},
+        }
         told = {
             "/version": {"version": "0.0"},
             "/v1/models": {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 64}]},
@@ -93,6 +97,26 @@ def test_a_limit_is_looked_for_once(limited):
         for tops in (5, 5, 3, 0):
             engine.generate([SEEN], SamplingParams(top_logprobs=tops, max_tokens=1))
     assert server.asked.count("/v1/completions") == 1
+
+
+def test_a_seed_for_a_server_that_it_would_end_is_refused(limited):
+    server = limited(cuts=True)
+    with OpenAIEngine(server.server.url, retries=0) as engine:
+        for _ in range(2):
+            with pytest.raises(EngineError, match="cuts prompts") as caught:
+                engine.generate(["fine"], SamplingParams(max_tokens=1, seed=1))
+        assert caught.value.where == "SamplingParams.seed"
+        assert "--no-enable-chunked-prefill" in caught.value.hint
+        assert "/v1/completions" not in server.asked
+        assert server.asked.count("/server_info?config_format=json") == 1
+        assert len(engine.generate(["fine"], SamplingParams(max_tokens=1))) == 1
+        assert len(engine.generate(["fine"], SamplingParams(max_tokens=1, temperature=0, seed=1))) == 1
+
+
+@pytest.mark.parametrize("options", [{"cuts": False}, {"without": ("/server_info?config_format=json",)}])
+def test_a_server_that_cuts_nothing_or_does_not_say_so_takes_seeds(limited, options):
+    with OpenAIEngine(limited(**options).server.url, retries=0) as engine:
+        assert len(engine.generate(["fine"], SamplingParams(max_tokens=1, seed=1))) == 1
 
 
 @pytest.mark.parametrize("without", [(), ("/reset_encoder_cache",)], ids=["forgets", "cannot forget"])

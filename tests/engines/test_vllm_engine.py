@@ -86,6 +86,17 @@ def test_a_seed_repeats_whatever_else_is_in_the_batch(fresh):
     assert [ids.tolist() for ids in alone.response_ids] != [ids.tolist() for ids in other.response_ids]
 
 
+def test_more_than_fits_into_a_step_repeats_too(fresh, trainer):
+    """vLLM on CPU ends when it reads a prompt with a seed in two steps, as it would by default."""
+    budget = fresh.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
+    prompts = [[5 + row] * 300 for row in range(1 + budget // 100)]
+    params = SamplingParams(max_tokens=4, seed=1)
+    rollout = fresh.generate(prompts, params)
+    assert mismatch(rollout, score(trainer, rollout)).max_abs < TOLERANCE
+    alone = fresh.generate(prompts[-1:], params)
+    assert alone.response_ids[0].tolist() == rollout.response_ids[-1].tolist()
+
+
 def test_after_each_of_five_updates_fixed_tokens_have_the_trainers_log_probs(fresh, trainer):
     fixed = fresh.generate(PROMPTS, SamplingParams(n=2, max_tokens=16, seed=2))
     before = fresh.score(fixed)

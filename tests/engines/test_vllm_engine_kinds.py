@@ -1,4 +1,6 @@
-"""VLLMEngine with log-probs of the distribution that was sampled from, and the end of an engine."""
+"""VLLMEngine with options of vLLM's: the kind of log-probs, prompts cut in two; and the end of an engine."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,12 +13,15 @@ PROMPTS = ["The quick brown", [40, 41, 42, 43]]
 
 def test_processed_log_probs_are_of_the_distribution_sampled_from(tiny_path, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    options = {"logprobs": "processed", "dtype": "float32", "enforce_eager": True, "max_model_len": 512}
+    options = {
+        "logprobs": "processed", "dtype": "float32", "enforce_eager": True, "max_model_len": 512,
+        "enable_chunked_prefill": True,
+    }  # fmt: skip
     with VLLMEngine(tiny_path, **options) as engine:
         with pytest.raises(EngineError, match="already"):
             VLLMEngine(tiny_path, **options)
         params = SamplingParams(
-            n=4, temperature=0.5, top_k=4, max_tokens=8, seed=1, logprobs="processed", top_logprobs=4
+            n=4, temperature=0.5, top_k=4, max_tokens=8, logprobs="processed", top_logprobs=4
         )
         rollout = engine.generate(PROMPTS, params)
         for ids, own, top_ids, top in zip(
@@ -31,6 +36,11 @@ def test_processed_log_probs_are_of_the_distribution_sampled_from(tiny_path, mon
         with pytest.raises(EngineError, match="gives processed") as caught:
             engine.generate(PROMPTS, SamplingParams(temperature=0.5, logprobs="raw"))
         assert caught.value.where == "SamplingParams.logprobs"
+        with pytest.raises(EngineError, match="cuts prompts") as caught:
+            engine.generate(PROMPTS, replace(params, seed=1))
+        assert caught.value.where == "SamplingParams.seed"
+        seeded = SamplingParams(temperature=0, max_tokens=3, seed=1, logprobs="processed")
+        assert len(engine.generate(PROMPTS, seeded)) == 2, "nothing is drawn"
     with pytest.raises(EngineError, match="closed"):
         engine.generate(PROMPTS)
 

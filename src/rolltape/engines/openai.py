@@ -16,11 +16,11 @@ from rolltape.engines.completion import Completion
 from rolltape.engines.encoding import check_ids, check_stops
 from rolltape.engines.openai_dialect import Dialect, Request, Served
 from rolltape.engines.openai_llamacpp import LlamaCppDialect
-from rolltape.engines.openai_vllm import VLLMDialect
+from rolltape.engines.openai_vllm import SERVER_INFO, VLLMDialect
 from rolltape.engines.prompt import Prompt
 from rolltape.engines.sampling import SamplingParams
 from rolltape.engines.served import ServedEngine
-from rolltape.engines.vllm import refuse_experts_on_cpu
+from rolltape.engines.vllm_on_cpu import refuse_experts
 from rolltape.errors import ConfigError, EngineError
 
 _DIALECTS: dict[str, Callable[[], Dialect]] = {"vllm": VLLMDialect, "llama.cpp": LlamaCppDialect}
@@ -133,10 +133,10 @@ class OpenAIEngine(ServedEngine):
                 hint="start vLLM with VLLM_SERVER_DEV_MODE=1",
             )
         folder = self._shared_folder()
-        config = self.server.get("/server_info?config_format=json")["vllm_config"]
+        config = self.server.get(SERVER_INFO)["vllm_config"]
         skeleton = self._expected(served.root, lambda: str(config["model_config"]["dtype"]))
         skeleton.check(tensors)
-        refuse_experts_on_cpu(skeleton, str(config["device_config"]["device"]))
+        refuse_experts(skeleton, str(config["device_config"]["device"]))
         with written(folder, skeleton.as_saved(tensors), version, extra=self.name) as path:
             self._swap(path, version)
 

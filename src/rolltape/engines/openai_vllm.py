@@ -17,8 +17,12 @@ from rolltape.engines.prompt import Prompt
 from rolltape.engines.sampling import LogprobKind, SamplingParams, seed_for
 from rolltape.engines.serving import Server
 from rolltape.engines.vllm import COLDEST
+from rolltape.engines.vllm_on_cpu import refuse_cut_prompts
 from rolltape.engines.vllm_outputs import stopped
 from rolltape.errors import EngineError, PromptError
+
+SERVER_INFO = "/server_info?config_format=json"
+"""All of the server's settings; in its dev mode alone."""
 
 
 class VLLMDialect:
@@ -28,6 +32,8 @@ class VLLMDialect:
 
     def __init__(self) -> None:
         self._kind: LogprobKind | None = None
+        self._runs: tuple[str, bool] | None = None
+        """The server's device and whether it cuts prompts; the device is empty if it does not say."""
         self._most_tops = 0
         """As many top log-probs the server was seen to give; its limit may be higher."""
 
@@ -50,6 +56,10 @@ class VLLMDialect:
                 f"vLLM would sample at temperature {COLDEST} instead of {params.temperature}",
                 where="SamplingParams.temperature",
                 hint=f"0 is greedy; else at least {COLDEST}",
+            )
+        if params.seed is not None:
+            refuse_cut_prompts(
+                params, *self._how_it_runs(server), "start the server with --no-enable-chunked-prefill"
             )
         seeing = [position for position, prompt in enumerate(prompts) if prompt.images]
         if seeing and params.top_logprobs:
@@ -160,6 +170,15 @@ class VLLMDialect:
             finish_reason=field(choice, "finish_reason", position, at),
             version=version,
         )
+
+    def _how_it_runs(self, server: Server) -> tuple[str, bool]:
+        if self._runs is None:
+            config = (server.get_if_known(SERVER_INFO) or {}).get("vllm_config", {})
+            self._runs = (
+                str(config.get("device_config", {}).get("device", "")),
+                bool(config.get("scheduler_config", {}).get("enable_chunked_prefill")),
+            )
+        return self._runs
 
     def _check_tops(self, server: Server, served: Served, k: int, who: str) -> None:
         """A limit that the server does not say, ``--max-logprobs``: one request of one token finds out."""

@@ -81,6 +81,13 @@ class Server:
         """The parsed answer, ``None`` if it is empty. ``who`` is the prompt in the errors: ``prompts[3]``."""
         return self._ask("POST", path, body, who, retry)
 
+    def get_if_known(self, path: str) -> Any:
+        """The answer, or None if the server does not know the path. Other failures are errors."""
+        outcome = self._try("GET", path, None, "")
+        if outcome.failure is not None and not outcome.unknown:
+            raise outcome.failure
+        return outcome.answer
+
     def post_if_known(self, path: str) -> bool:
         """Post once; whether the server knows the path at all. Other failures are errors."""
         outcome = self._try("POST", path, None, "")

@@ -21,6 +21,7 @@ from rolltape.engines.prompt import Prompt
 from rolltape.engines.rollout import Rollout
 from rolltape.engines.sampling import LogprobKind, SamplingParams, seed_for
 from rolltape.engines.skeleton import Skeleton
+from rolltape.engines.vllm_on_cpu import refuse_cut_prompts, refuse_experts, with_whole_prompts
 from rolltape.engines.vllm_outputs import completions, given_tokens
 from rolltape.errors import ConfigError, EngineError, PromptError
 from rolltape.random_state import capture, restore
@@ -61,7 +62,9 @@ class VLLMEngine(Engine):
             )
         self._refuse_second()
         with _in_process(), _random_state_kept():
-            self.llm = self._vllm.LLM(os.fspath(model), logprobs_mode=f"{self._kind}_logprobs", **options)
+            self.llm = self._vllm.LLM(
+                os.fspath(model), logprobs_mode=f"{self._kind}_logprobs", **with_whole_prompts(options)
+            )
         self.version = str(self._vllm.__version__)
         self.tokenizer = self.llm.get_tokenizer()
         config = self.llm.model_config
@@ -145,7 +148,14 @@ class VLLMEngine(Engine):
                 where="SamplingParams.temperature",
                 hint=f"0 is greedy; else at least {COLDEST}",
             )
-        if params.routes and not self.llm.llm_engine.vllm_config.aux_output_config.enabled:
+        whole = self.llm.llm_engine.vllm_config
+        refuse_cut_prompts(
+            params,
+            whole.device_config.device_type,
+            whole.scheduler_config.enable_chunked_prefill,
+            "VLLMEngine(…) without enable_chunked_prefill=True, or no seed",
+        )
+        if params.routes and not whole.aux_output_config.enabled:
             raise EngineError(
                 "this engine was not made to tell which experts tokens went to",
                 where="SamplingParams.routes",
@@ -235,7 +245,7 @@ class VLLMEngine(Engine):
         if self._skeleton is None:
             self._skeleton = Skeleton(config.hf_config, config.dtype, extra="vllm")
         self._skeleton.check(tensors)
-        refuse_experts_on_cpu(self._skeleton, self.llm.llm_engine.vllm_config.device_config.device_type)
+        refuse_experts(self._skeleton, self.llm.llm_engine.vllm_config.device_config.device_type)
         try:
             self.llm.collective_rpc(_reload, args=(self._skeleton.as_saved(tensors),))
             self.llm.reset_prefix_cache()
@@ -246,15 +256,6 @@ class VLLMEngine(Engine):
             raise EngineError(
                 f"vLLM failed to load weights that fit: {error}", hint="make a new engine"
             ) from error
-
-
-def refuse_experts_on_cpu(skeleton: Skeleton, device_type: str) -> None:
-    """vLLM packs experts for the CPU once and not again after an update: it would compute with garbage."""
-    if skeleton.has_experts and device_type == "cpu":
-        raise EngineError(
-            "vLLM on CPU cannot take new weights for a mixture of experts: its kernels keep the old packing",
-            hint="run it on a GPU, make a new engine from a checkpoint, or use TransformersEngine",
-        )
 
 
 def _reload(worker: Any, tensors: dict[str, Any]) -> None:
