@@ -25,13 +25,16 @@ from tests.trl import models
 from tests.trl.training import build
 
 PROMISES = {
-    "recording, share of a step": ("<=", 0.02),
-    "recording, at most": ("<=", 0.02),
+    "recording, % of a step": ("<=", 2),
+    "recording, % of a step at most": ("<=", 2),
     "replay of generation, times faster": (">=", 50),
 }
 OPTIONS = {"per_device_train_batch_size": 16, "num_generations": 8, "max_completion_length": 128}
 MODEL = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 4}
-"""Together steps of two or three seconds. The share depends on that: the cost itself is about constant."""
+"""Steps of two or three seconds, which is short for a training."""
+TINY = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+"""Steps of a third of a second that record as much: what a step costs is seen in them as it is not in long
+ones, whose own length varies by more than that."""
 WARM_UP = 4
 """Steps at the beginning that are not counted."""
 METHODS = ("_generate_single_turn", "_calculate_rewards")
@@ -49,59 +52,95 @@ class Times:
     """CPU time of other threads than the trainer's, until all of the step is written."""
 
 
+@dataclass(slots=True)
+class Run:
+    """Steps without a tape and with one, in turn, so that a busy machine is busy for both."""
+
+    times: Times
+
+    @property
+    def plain(self) -> list[float]:
+        return _chosen(self.times.steps, True)
+
+    @property
+    def taped(self) -> list[float]:
+        return _chosen(self.times.steps, False)
+
+    @property
+    def wait(self) -> float:
+        """What the tape keeps the trainer waiting, in a step."""
+        return statistics.median(self.times.waits)
+
+    @property
+    def writing(self) -> float:
+        """What the writer's thread computes for a step."""
+        taped, plain = (statistics.median(_chosen(self.times.elsewhere, kind)) for kind in (False, True))
+        return taped - plain
+
+    def costs(self) -> list[float]:
+        """What the tape adds to a step, by blocks of four: in plain, taped, taped, plain a drift cancels."""
+        sums = [
+            [a + b for a, b in zip(steps[0::2], steps[1::2], strict=False)]
+            for steps in (self.plain, self.taped)
+        ]
+        return [(with_tape - without) / 2 for without, with_tape in zip(*sums, strict=False)]
+
+
 def section(folder: Path, rounds: int, console: Console, promises: Callable[..., Any]) -> dict[str, Any]:
-    """Steps without a tape and with one in turn, so that a busy machine is busy for both; then a replay."""
+    """What recording adds to long steps and to short ones; what replay takes off the long ones."""
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     torch.set_num_threads(1)  # leaves a core to the writer, as a machine with a GPU does
-    model = models.tiny_qwen2(folder / "model", **MODEL)
-    pairs = 4 * rounds
-    live = train(model, folder, Tape(folder / "tape", mode="record"), 2 * pairs, in_turn=True)
+    tiny, model = (models.tiny_qwen2(folder / str(at), **size) for at, size in enumerate((TINY, MODEL)))
+    short = Run(train(tiny, folder, Tape(folder / "short", mode="record"), 32 * rounds, in_turn=True))
+    long = Run(train(model, folder, Tape(folder / "tape", mode="record"), 8 * rounds, in_turn=True))
     played = train(model, folder, Tape(folder / "tape", mode="replay", on_miss="cycle"), 8)
-    plain, taped = (_chosen(live.steps, plain) for plain in (True, False))
     table = Table("", "step ms", "generation ms")
     for name, steps, taken in (
-        ("no tape", plain, _chosen(live.generations, True)),
-        ("record", taped, _chosen(live.generations, False)),
+        ("no tape", long.plain, _chosen(long.times.generations, True)),
+        ("record", long.taped, _chosen(long.times.generations, False)),
         ("replay", played.steps, played.generations),
     ):
         table.add_row(name, *(f"{1000 * undisturbed(found):.2f}" for found in (steps, taken)))
-    console.print(f"[bold]trl[/]: {pairs} pairs of steps, one of each without a tape")
-    console.print(table)
-    costs = shares(plain, taped)
-    low, high = interval(costs)
-    wait = statistics.median(live.waits)
-    writing = statistics.median(_chosen(live.elsewhere, False)) - statistics.median(
-        _chosen(live.elsewhere, True)
-    )
     console.print(
-        f"the trainer waits for the tape {1000 * wait:.1f} ms a step, and the writer's thread computes for "
-        f"{1000 * writing:.1f} ms: at most {100 * (wait + writing) / undisturbed(plain):.2f} % of a step if "
-        f"there were no second core. Steps with a tape against steps without: between {100 * low:+.1f} and "
-        f"{100 * high:+.1f} % (95 % of resampled medians)"
+        f"[bold]trl[/]: {len(long.taped)} pairs of steps, one of each without a tape, and {len(short.taped)} "
+        f"of {1000 * undisturbed(short.plain):.0f} ms"
     )
+    console.print(table)
+    step, found = undisturbed(long.plain), _found(short, long)
+    table = Table("what recording costs", "ms a step", f"% of {step:.2f} s")
+    for name, ends in found.items():
+        table.add_row(name, *(_between([factor * end for end in ends]) for factor in (1000, 100 / step)))
+    console.print(table)
     figures = {
-        "recording, share of a step": statistics.median(costs),
-        "recording, at most": (wait + writing) / undisturbed(plain),
-        "replay of generation, times faster": undisturbed(live.generations) / undisturbed(played.generations),
+        "recording, % of a step": 100 * statistics.median(long.costs()) / step,
+        "recording, % of a step at most": 100 * interval(short.costs())[1] / step,
+        "replay of generation, times faster": undisturbed(long.times.generations)
+        / undisturbed(played.generations),
     }
     return {
         "figures": figures,
         "promises": promises(figures, PROMISES),
-        "interval": [low, high],
-        "waits_s": live.waits,
-        "plain_s": plain,
-        "taped_s": taped,
+        "costs_s": found,
+        "steps_s": {"short": [short.plain, short.taped], "long": [long.plain, long.taped]},
     }
 
 
-def shares(plain: list[float], taped: list[float]) -> list[float]:
-    """What the tape adds, of blocks of four steps: in plain, taped, taped, plain a drift cancels out."""
-    sums = [[a + b for a, b in zip(steps[0::2], steps[1::2], strict=False)] for steps in (plain, taped)]
-    return [with_tape / without - 1 for without, with_tape in zip(*sums, strict=False)]
+def _found(short: Run, long: Run) -> dict[str, tuple[float, ...]]:
+    """Seconds that recording costs a step, found in four ways; of some the ends of where it lies."""
+    return {
+        "the trainer waits": (long.wait,),
+        "and the writer computes, if both had but one core": (long.wait + long.writing,),
+        "short steps with a tape against without": interval(short.costs()),
+        "long steps with a tape against without": interval(long.costs()),
+    }
+
+
+def _between(ends: list[float]) -> str:
+    return " … ".join(f"{end:+.2f}" if len(ends) > 1 else f"{end:.2f}" for end in ends)
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Where the median lies, by drawing the values again many times."""
+    """Where the median lies: 95 % of the medians of values that are drawn again and again."""
     draw = random.Random(0)
     medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2000))
     return medians[50], medians[-51]
