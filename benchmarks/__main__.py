@@ -51,7 +51,7 @@ def main() -> None:
         if options.only == "generation" or (options.only is None and find_spec("vllm")):
             from benchmarks import generation  # needs the engines' environment, which the others do not
 
-            results["generation"] = generation.section(folder, min(options.rounds, 5), console, promises)
+            results["generation"] = generation.section(folder, options.rounds, console, promises)
         if options.only == "viewer" or (options.only is None and find_spec("starlette")):
             from benchmarks import viewer  # needs the viewer's environment
 

@@ -72,10 +72,11 @@ def section(folder: Path, rounds: int, console: Console, promises: Callable[...,
 
 
 def alternating(pair: Pair, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of both, one after the other in every round, after one round that is not counted."""
+    """Seconds of both in every round, taking turns in who is first, after one round that is not counted."""
     taken: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds + 1):
-        for action, seconds in zip(pair, taken, strict=True):
+        both = list(zip(pair, taken, strict=True))
+        for action, seconds in both if number % 2 else reversed(both):
             gc.collect()
             started = time.perf_counter()
             action()
