@@ -8,6 +8,7 @@ from PIL import Image
 from transformers import AutoModelForCausalLM
 
 from rolltape.engines import OpenAIEngine, Prompt, SamplingParams
+from rolltape.engines.openai_vllm import SERVER_INFO
 from rolltape.errors import EngineError
 from tests.engines.sglang_tape import Conversation
 
@@ -19,14 +20,15 @@ SEEN = Prompt(
 class Limited:
     """A vLLM server with a limit of top log-probs, without some calls, that may cut prompts in two."""
 
-    def __init__(self, most=20, without=(), cuts=False) -> None:
+    def __init__(self, most=20, without=(), cuts=False, status=404, words=False) -> None:
         self.most, self.without, self.cuts, self.asked, self.weights = most, without, cuts, [], "default"
+        self.status, self.words = status, words
         self.server = Conversation(self.answer)
 
     def answer(self, method, path, body):
         self.asked.append(path)
         if path in self.without:
-            return 404, {"detail": "Not Found"}
+            return self.status, {"detail": "Not Found"}
         config = {
             "model_config": {"dtype": "torch.float32"},
             "device_config": {"device": "cpu"},
@@ -36,7 +38,7 @@ class Limited:
             "/version": {"version": "0.0"},
             "/v1/models": {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 64}]},
             "/weight_info": {"weight_version": self.weights},
-            "/server_info?config_format=json": {"vllm_config": config},
+            SERVER_INFO: {"vllm_config": str(config) if self.words else config},
             "/tokenize": {"tokens": [5, 6]},
         }
         if path == "/update_weight_version":
@@ -108,12 +110,21 @@ def test_a_seed_for_a_server_that_it_would_end_is_refused(limited):
         assert caught.value.where == "SamplingParams.seed"
         assert "--no-enable-chunked-prefill" in caught.value.hint
         assert "/v1/completions" not in server.asked
-        assert server.asked.count("/server_info?config_format=json") == 1
+        assert server.asked.count(SERVER_INFO) == 1
         assert len(engine.generate(["fine"], SamplingParams(max_tokens=1))) == 1
         assert len(engine.generate(["fine"], SamplingParams(max_tokens=1, temperature=0, seed=1))) == 1
 
 
-@pytest.mark.parametrize("options", [{"cuts": False}, {"without": ("/server_info?config_format=json",)}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"without": (SERVER_INFO,)},
+        {"without": (SERVER_INFO,), "status": 403},
+        {"cuts": True, "words": True},
+    ],
+    ids=["cuts nothing", "not found", "forbidden", "in words"],
+)
 def test_a_server_that_cuts_nothing_or_does_not_say_so_takes_seeds(limited, options):
     with OpenAIEngine(limited(**options).server.url, retries=0) as engine:
         assert len(engine.generate(["fine"], SamplingParams(max_tokens=1, seed=1))) == 1

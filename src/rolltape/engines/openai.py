@@ -126,7 +126,7 @@ class OpenAIEngine(ServedEngine):
         dialect, served = self._connected()
         if dialect.name != "vllm":
             raise EngineError(f"a server of {served.version} takes no weights while it runs")
-        if not self.server.has("/weight_info"):
+        if self.server.get_if_there("/weight_info") is None:
             raise EngineError(
                 "the server takes no weights: it has no /weight_info",
                 where=self.server.url,

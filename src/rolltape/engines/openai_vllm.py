@@ -173,7 +173,8 @@ class VLLMDialect:
 
     def _how_it_runs(self, server: Server) -> tuple[str, bool]:
         if self._runs is None:
-            config = (server.get_if_known(SERVER_INFO) or {}).get("vllm_config", {})
+            config = (server.get_if_there(SERVER_INFO) or {}).get("vllm_config")
+            config = config if isinstance(config, dict) else {}  # older versions send its repr
             self._runs = (
                 str(config.get("device_config", {}).get("device", "")),
                 bool(config.get("scheduler_config", {}).get("enable_chunked_prefill")),

@@ -81,13 +81,6 @@ class Server:
         """The parsed answer, ``None`` if it is empty. ``who`` is the prompt in the errors: ``prompts[3]``."""
         return self._ask("POST", path, body, who, retry)
 
-    def get_if_known(self, path: str) -> Any:
-        """The answer, or None if the server does not know the path. Other failures are errors."""
-        outcome = self._try("GET", path, None, "")
-        if outcome.failure is not None and not outcome.unknown:
-            raise outcome.failure
-        return outcome.answer
-
     def post_if_known(self, path: str) -> bool:
         """Post once; whether the server knows the path at all. Other failures are errors."""
         outcome = self._try("POST", path, None, "")
@@ -95,15 +88,14 @@ class Server:
             raise outcome.failure
         return not outcome.unknown
 
-    def has(self, path: str) -> bool:
-        """Whether the server answers there at all."""
+    def get_if_there(self, path: str) -> Any:
+        """The answer, or None if the server refuses, in whatever words."""
         try:
-            self.get(path)
+            return self.get(path)
         except EngineUnreachableError:
             raise
         except EngineError:
-            return False
-        return True
+            return None
 
     def each(self, jobs: Sequence[Callable[[], T]]) -> list[T | Exception]:
         """Run jobs at the same time, as many as ``concurrency`` allows; each one's result or its error."""
