@@ -14,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks import measure
+from benchmarks.promises import Figure
+from benchmarks.report import Part, console
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -28,18 +29,10 @@ QUESTIONS = [
 GROUP = 4
 TOKENS = 24
 
-PROMISES: dict[str, tuple[str, float]] = {
-    "TransformersEngine against model.generate": (">=", 1.0),
-    "VLLMEngine against vllm.LLM": (">=", 0.95),
-    "OpenAIEngine against the bare HTTP call": (">=", 0.95),
-    "replay, times faster than generation": (">=", 100),
-    "score, times faster than a padded loop": (">=", 1.0),
-}
-
 Pair = tuple[Callable[[], object], Callable[[], object]]
 
 
-def section(folder: Path, rounds: int, console: Console, promises: Callable[..., Any]) -> dict[str, Any]:
+def section(folder: Path, rounds: int) -> Part:
     """All comparisons; in-process vLLM last, as it binds the process to cores of its choice."""
     os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
@@ -51,7 +44,7 @@ def section(folder: Path, rounds: int, console: Console, promises: Callable[...,
         f"[bold]generation[/]: SmolLM2-135M, {count} completions of {TOKENS} tokens, {rounds} rounds"
     )
     table = Table("", "s", "tokens/s", "against, s", "tokens/s", "times faster")
-    figures: dict[str, float] = {}
+    figures: dict[str, Figure] = {}
     for name, compare in (
         ("TransformersEngine against model.generate", transformers),
         ("score, times faster than a padded loop", scoring),
@@ -61,14 +54,14 @@ def section(folder: Path, rounds: int, console: Console, promises: Callable[...,
     ):
         console.print(f"  {name} …", style="dim")
         ours, theirs = compare(path, folder, rounds)
-        figures[name] = measure.ratio(ours, theirs)
+        figures[name] = measure.times_faster(ours, theirs)
         cells = []
         for taken in map(statistics.median, (ours, theirs)):
             # Scored responses end where they end: their tokens are not those that are generated elsewhere.
             cells += [f"{taken:.3g}", "" if compare is scoring else f"{count * TOKENS / taken:,.0f}"]
-        table.add_row(name.replace(", times faster than", " against"), *cells, f"{figures[name]:.2f}")
+        table.add_row(name.replace(", times faster than", " against"), *cells, f"{figures[name].median:.2f}")
     console.print(table)
-    return {"figures": figures, "promises": promises(figures, PROMISES)}
+    return Part(figures)
 
 
 def alternating(pair: Pair, rounds: int) -> tuple[list[float], list[float]]:
@@ -181,8 +174,8 @@ def over_http(path: str, folder: Path, rounds: int) -> tuple[list[float], list[f
     import httpx
 
     from rolltape.engines import OpenAIEngine
-    from rolltape.engines.openai_vllm import VLLMDialect
-    from rolltape.engines.prompt import prepare
+    from rolltape.engines.api.prompt import prepare
+    from rolltape.engines.servers.vllm_dialect import VLLMDialect
     from tests.engines.servers import Process, free_port, vllm_command
 
     port = free_port()
@@ -214,8 +207,8 @@ def in_process(path: str, folder: Path, rounds: int) -> tuple[list[float], list[
     from vllm import SamplingParams
 
     from rolltape.engines import VLLMEngine
-    from rolltape.engines.encoding import encode
-    from rolltape.engines.prompt import prepare
+    from rolltape.engines.api.encoding import encode
+    from rolltape.engines.api.prompt import prepare
 
     with VLLMEngine(path, dtype="float32", enforce_eager=True, max_model_len=512) as engine:
         inputs = [{"prompt_token_ids": encode(prompt, engine.tokenizer)} for prompt in prepare(chats())]

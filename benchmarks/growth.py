@@ -6,11 +6,15 @@ import os
 import shutil
 import statistics
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from rich.table import Table
 
 import rolltape
 from benchmarks import batches, formats
+from benchmarks.promises import Figure
+from benchmarks.report import Part, console
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,33 @@ class StepCost:
     """Milliseconds for one more step on a tape that has this many."""
 
     recorded: int
-    record: float
-    replay: float
+    record: list[float]
+    replay: list[float]
+
+
+def section(folder: Path) -> Part:
+    """Cost against batch size and against the number of recorded steps."""
+    sizes = with_batch_size(folder, rounds=5)
+    table = Table("samples", "trainer waits ms", "write+fsync ms", "read ms")
+    for row in sizes:
+        table.add_row(f"{row.samples}", f"{row.blocked:.1f}", f"{row.write:.1f}", f"{row.read:.1f}")
+    console.print(table)
+    few, many = steps = with_steps(folder)
+    table = Table("steps on the tape", "record one more ms", "replay one ms")
+    for row in steps:
+        cells = (f"{statistics.median(taken):.2f} ({min(taken):.2f})" for taken in (row.record, row.replay))
+        table.add_row(f"{row.recorded:,}", *cells)
+    console.print(table)
+    figures = {
+        "record, 100,000 steps against 100": _growth(few.record, many.record),
+        "replay, 100,000 steps against 100": _growth(few.replay, many.replay),
+    }
+    details = {"batch_size": [asdict(row) for row in sizes], "steps": [asdict(row) for row in steps]}
+    return Part(figures, details)
+
+
+def _growth(few: list[float], many: list[float]) -> Figure:
+    return Figure(min(many) / min(few), statistics.median(many) / statistics.median(few))
 
 
 def with_batch_size(folder: Path, rounds: int) -> list[BatchCost]:
@@ -81,7 +110,7 @@ def with_steps(folder: Path, counts: tuple[int, ...] = (100, 100_000), rounds: i
         shutil.rmtree(path)
     rows = []
     for count in counts:
-        record, replay = (1000 * statistics.median(column[3:]) for column in zip(*taken[count], strict=True))
+        record, replay = ([1000 * s for s in column[3:]] for column in zip(*taken[count], strict=True))
         rows.append(StepCost(count, record, replay))
     return rows
 

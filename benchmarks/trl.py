@@ -15,20 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from transformers import TrainerCallback
 
+from benchmarks.promises import Figure
+from benchmarks.report import Part, console
 from rolltape import Tape
 from rolltape.integrations.trl import instrument
 from tests.trl import models
 from tests.trl.training import build
 
-PROMISES = {
-    "recording, % of a step": ("<=", 2),
-    "recording, % of a step at most": ("<=", 2),
-    "replay of generation, times faster": (">=", 50),
-}
 OPTIONS = {"per_device_train_batch_size": 16, "num_generations": 8, "max_completion_length": 128}
 MODEL = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8}
 """Steps of nine seconds, which is still short for a training. The share depends on it, the cost does not."""
@@ -86,7 +82,7 @@ class Run:
         return [(with_tape - without) / 2 for without, with_tape in zip(*sums, strict=False)]
 
 
-def section(folder: Path, rounds: int, console: Console, promises: Callable[..., Any]) -> dict[str, Any]:
+def section(folder: Path, rounds: int) -> Part:
     """What recording adds to long steps and to short ones; what replay takes off the long ones."""
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     torch.set_num_threads(1)  # leaves a core to the writer, as a machine with a GPU does
@@ -112,17 +108,14 @@ def section(folder: Path, rounds: int, console: Console, promises: Callable[...,
         table.add_row(name, *(_between([factor * end for end in ends]) for factor in (1000, 100 / step)))
     console.print(table)
     figures = {
-        "recording, % of a step": 100 * statistics.median(long.costs()) / step,
-        "recording, % of a step at most": 100 * interval(short.costs())[1] / step,
-        "replay of generation, times faster": undisturbed(long.times.generations)
-        / undisturbed(played.generations),
+        "recording, % of a step": Figure(100 * statistics.median(long.costs()) / step),
+        "recording, % of a step at most": Figure(100 * interval(short.costs())[1] / step),
+        "replay of generation, times faster": Figure(
+            undisturbed(long.times.generations) / undisturbed(played.generations)
+        ),
     }
-    return {
-        "figures": figures,
-        "promises": promises(figures, PROMISES),
-        "costs_s": found,
-        "steps_s": {"short": short.times.steps, "long": long.times.steps},
-    }
+    steps = {"short": short.times.steps, "long": long.times.steps}
+    return Part(figures, {"costs_s": found, "steps_s": steps})
 
 
 def _found(short: Run, long: Run) -> dict[str, tuple[float, ...]]:

@@ -8,10 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import pytest
+
 import rolltape
 from rolltape.storage import LocalStorage
 
 NAME = "train/rollout/step_000000.parquet"
+needs_proc = pytest.mark.skipif(
+    not os.path.exists("/proc/self/stat"), reason="without /proc nobody can tell whether a writer is gone"
+)
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(rolltape.__file__)))
 
 

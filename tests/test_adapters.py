@@ -47,7 +47,7 @@ def forget() -> None:
         known.clear()
 
 
-PLACES: dict[str, Any] = {
+SAMPLE_PATTERNS: dict[str, Any] = {
     "alone": lambda v: v,
     "in a dict": lambda v: {"a": v},
     "in a list": lambda v: [v, v],
@@ -57,9 +57,9 @@ PLACES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", SAMPLE_PATTERNS)
 def test_a_type_of_the_users_own(place: str) -> None:
-    value = PLACES[place](Money(5))
+    value = SAMPLE_PATTERNS[place](Money(5))
     with pytest.raises(rolltape.UnsupportedValueError, match=r"Money"):
         pack(dismantle(value))
     teach_money(name="money")

@@ -133,7 +133,7 @@ def test_an_error_surfaces_at_the_next_call(
             with held_back(monkeypatch) as gate:
                 rollout.run([0])
                 gate.opened.set()
-            tape._deck.recorder.writer.wait()  # type: ignore[union-attr]
+            tape._dispatcher.recorder.writer.wait()  # type: ignore[union-attr]
         with pytest.raises(DiskFullError, match="needed 12 bytes"):
             rollout.run([1 if background else 0])
     assert rollout.live == [0], "nothing more was generated for nothing"
@@ -156,11 +156,11 @@ def test_an_error_surfaces_wherever_the_tape_is_used_next(
     }
     with failing(monkeypatch, lambda: OSError("no such disk")):
         gate = Gate()
-        tape._deck.recorder.writer.submit(Job("gate", gate.passes, 0))  # type: ignore[union-attr]
+        tape._dispatcher.recorder.writer.submit(Job("gate", gate.passes, 0))  # type: ignore[union-attr]
         Rollout(tape).run([0])
         gate.opened.set()
         if surface in ("step", "log"):
-            tape._deck.recorder.writer.wait()  # type: ignore[union-attr]
+            tape._dispatcher.recorder.writer.wait()  # type: ignore[union-attr]
         with pytest.raises(RecordError, match=r"step_000000.*no such disk") as caught:
             use[surface]()
     assert isinstance(caught.value.__cause__, OSError)

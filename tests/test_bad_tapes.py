@@ -133,7 +133,7 @@ def test_a_tape_that_vanishes_while_it_is_recorded(tape_dir: Path) -> None:
     rollout = Rollout(tape)
     shutil.rmtree(tape_dir)
     rollout.run([5])
-    with pytest.raises(StorageError, match="vanished"):
+    with pytest.raises(StorageError, match="disappeared while it was in use"):
         tape.close()
     assert not tape_dir.exists(), "it is not created again, empty, without its past"
 

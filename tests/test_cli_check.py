@@ -6,11 +6,14 @@ import subprocess
 import sys
 import zlib
 
+import numpy as np
 import pytest
 
+import rolltape
 from rolltape.storage import posix
 from rolltape.tape.metrics import metrics_line
 from tests.cli_tapes import damage, file_of, in_terminal, record, rollout, run
+from tests.storing import needs_proc
 
 
 @pytest.fixture
@@ -53,6 +56,7 @@ def test_damaged_columns_are_named(tape):
         ("damaged", "train/rollout/step_000002.parquet", ["responses", "uid"]),
     ]
     text = run("check", tape).stdout
+    assert f"rolltape repair {tape} --from COPY" in run("check", tape).stderr
     assert "column 'rewards' does not match its checksum" in text
     assert "columns responses, uid do not match their checksums" in text
 
@@ -117,7 +121,7 @@ def test_damaged_lines_of_metrics_are_named_one_by_one(tape):
     assert found(tape) == [("metrics", "train/metrics.jsonl", [])] * 5
     said = {
         2: "does not match its checksum", 5: "does not match its checksum", 6: "does not match its checksum",
-        7: "has no step or no metrics", 8: "was cut short",
+        7: "cannot be read", 8: "was cut short",
     }  # fmt: skip
     text = " ".join(done.stdout.split())
     for number in range(1, 9):
@@ -130,6 +134,7 @@ def sealed(body):
     return b'{"crc":"%08x","bytes":%d,' % (zlib.crc32(body), len(body)) + body
 
 
+@needs_proc
 def test_leftovers_of_dead_writers_are_findings_and_those_of_live_ones_are_not(tape):
     folder = tape / ".tmp"
     folder.mkdir(exist_ok=True)
@@ -165,3 +170,13 @@ def test_a_terminal_sees_progress(tape):
     assert code == 0
     assert "100%" in screen
     assert "clean" in screen
+
+
+@pytest.mark.parametrize(
+    "value", [{"prompt": "a", "reward": np.float32(0.5), "n": np.array(3), "ids": [1, 2]}, "text"]
+)
+def test_a_recording_that_is_one_sample_is_sound(value, tmp_path):
+    with rolltape.Tape(tmp_path, mode="record") as tape, tape.step(0, key="request 7"):
+        tape.stage("rollout")(lambda: value)()
+    done = run("check", tmp_path)
+    assert done.exit_code == 0, done.output

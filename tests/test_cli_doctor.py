@@ -3,14 +3,22 @@
 import json
 import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rolltape.cli import probe
+from rolltape.cli import machine_facts as probe
 from rolltape.determinism import WATCHED
 from tests.cli_tapes import in_process, record, run
+
+
+@pytest.fixture(autouse=True)
+def no_torch_to_try(monkeypatch):
+    """What torch does on this CPU is the matter of test_cpu_probe.py, and takes seconds each time."""
+    monkeypatch.setattr(probe.cpu_probe, "has_torch", lambda: False)
 
 
 def facts(*args, env=None, exit_code=0):
@@ -39,10 +47,11 @@ def test_nothing_is_left_behind(tmp_path):
 
 
 def test_packages_are_asked_for_and_not_imported(tmp_path):
-    code = "import sys; from rolltape.cli import probe; list(probe.versions()); print('torch' in sys.modules)"
-    import subprocess
-    import sys
-
+    code = (
+        "import sys; from rolltape.cli import machine_facts\n"
+        "list(machine_facts.versions()), list(machine_facts.processor({}))\n"
+        "print('torch' in sys.modules)"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
@@ -108,3 +117,18 @@ def test_it_works_where_the_current_directory_is(tmp_path):
     done = in_process("doctor", str(tmp_path))
     assert done.returncode == 0, done.stdout
     assert str(Path(os.path.abspath(tmp_path))) in done.stdout
+
+
+def test_each_framework_is_tested_or_expected_to_work_or_refused(tmp_path, monkeypatch):
+    """By its release: one that is tested, one in between, one that is newer, one that is too old."""
+    there = {"verl": "0.9.1", "trl": "1.3.0", "ray": "99.0.0", "slime": "0.1.0", "transformers": "4.40.0"}
+    theirs = probe.metadata.version
+    monkeypatch.setattr(probe.metadata, "version", lambda name: there.get(name) or theirs(name))
+    found = {fact.name: fact for fact in probe.versions()}
+    assert found["verl"].note == "tested"
+    assert found["trl"].note == "expected to work: between releases that are tested"
+    assert found["ray"].note.startswith("expected to work: newer than ")
+    assert found["slime"].note.startswith("expected to work")
+    assert found["transformers"].note.startswith("refused: the oldest release that works is ")
+    assert found["transformers"].attention
+    assert not any(found[name].attention for name in ("verl", "trl", "ray", "slime"))

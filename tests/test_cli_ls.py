@@ -54,7 +54,7 @@ def test_hidden_folders_links_and_great_depths_are_passed_by(tmp_path):
 
 
 def test_a_search_ends_and_says_so(runs, monkeypatch):
-    from rolltape.cli import tapes
+    from rolltape.reader import listing as tapes
 
     monkeypatch.setattr(tapes, "MOST_FOLDERS", 2)
     done = run("ls", runs)

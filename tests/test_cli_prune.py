@@ -5,11 +5,12 @@ import sys
 
 import pytest
 
-from rolltape.cli.prune import steps_to_drop
+from rolltape.cli.commands.prune import steps_to_drop
 from rolltape.errors import StorageError
 from rolltape.steps import StepSelector
 from rolltape.storage import LocalStorage
 from tests.cli_tapes import file_of, in_terminal, record, rollout, run
+from tests.storing import needs_proc
 
 
 @pytest.fixture
@@ -100,6 +101,7 @@ def test_in_a_terminal_it_asks(tape, answer, left):
     assert steps(tape) == left
 
 
+@needs_proc
 def test_leftovers_of_dead_processes_go_without_asking(tape):
     code = "from rolltape.storage import posix; print(posix.temporary_name())"
     dead = tape / ".tmp" / subprocess.check_output([sys.executable, "-c", code], text=True).strip()

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltape.batch.columns import ArrayColumn, ObjectColumn, RaggedColumn
-from rolltape.cli.cells import abridged, as_text, cell_of, to_json
-from rolltape.cli.visible import shown, visible
+import rolltape
+from rolltape.reader.sample_fields import abridged, as_text, to_json
+from rolltape.reader.visible import visible
+from rolltape.rich_text import shown
 
 ANY = st.text(st.characters() | st.sampled_from("\x1b\x9b\x07\r\n\t\u202e\u2066\u200b\udcff[]:"))
 
@@ -25,8 +26,8 @@ def test_nothing_that_acts_is_left(text):
 
 @given(ANY)
 def test_lines_and_tabs_are_kept_where_asked_for(text):
-    assert visible(text, lines=True).count("\n") == text.count("\n")
-    assert visible(text, lines=True).count("\t") == text.count("\t")
+    assert visible(text, "\n\t").count("\n") == text.count("\n")
+    assert visible(text, "\n\t").count("\t") == text.count("\t")
     assert visible(text).count("\n") == 0
 
 
@@ -76,13 +77,21 @@ def test_runs_say_every_number(values):
     assert again == values
 
 
-def test_cells_of_every_kind_of_column():
-    assert cell_of(ArrayColumn(np.arange(6).reshape(2, 3), "int64"), 1).tolist() == [3, 4, 5]
-    ragged = RaggedColumn(np.arange(5), np.array([2, 0, 3]), "int64")
-    assert [cell_of(ragged, row).tolist() for row in range(3)] == [[0, 1], [], [2, 3, 4]]
-    assert cell_of(ObjectColumn(["a", None]), 1) is None
-    brain = ArrayColumn(np.array([[0x3F80, 0xC000]], np.uint16), "bfloat16")
-    assert as_text(cell_of(brain, 0)) == "1, -2"
+def test_cells_of_every_kind_of_column(tmp_path):
+    value = {
+        "uid": ["a", "b", "c"],
+        "dense": np.arange(9).reshape(3, 3),
+        "ragged": [[0, 1], [], [2, 3, 4]],
+        "object": ["x", None, {"y": 1}],
+        "number": np.array([1.5, 2.5, 3.5]),
+    }
+    with rolltape.Tape(tmp_path / "t", mode="record") as tape, tape.step(0):
+        tape.stage("rollout")(lambda: value)()
+    rows = rolltape.open(tmp_path / "t").samples(0)
+    assert [row["dense"].tolist() for row in rows] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert [row["ragged"].tolist() for row in rows] == [[0, 1], [], [2, 3, 4]]
+    assert [row["object"] for row in rows] == ["x", None, {"y": 1}]
+    assert [as_text(row["number"]) for row in rows] == ["1.5", "2.5", "3.5"]
 
 
 def test_json_of_values_that_json_lacks():

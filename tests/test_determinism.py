@@ -93,7 +93,7 @@ def test_what_a_person_set_is_kept_and_reported(monkeypatch, caplog):
         assert os.environ["NCCL_ALGO"] == "Tree"
         assert not report.holds
         assert [str(conflict) for conflict in report.conflicts] == [
-            "NCCL_ALGO is 'Tree', set by environment, and not 'Ring'"
+            "NCCL_ALGO is 'Tree', set by environment, instead of 'Ring'"
         ]
     assert "NCCL_ALGO is 'Tree'" in caplog.text
 
@@ -135,7 +135,7 @@ def test_system_envs_beat_the_environment_as_in_roll_and_say_so(monkeypatch):
     with deterministic({"NCCL_ALGO": "Ring"}) as report:
         assert os.environ["NCCL_ALGO"] == "Ring"
         assert [str(c) for c in report.conflicts] == [
-            "NCCL_ALGO is 'Ring', set by system_envs, and not 'Tree'"
+            "NCCL_ALGO is 'Ring', set by system_envs, instead of 'Tree'"
         ]
     assert os.environ["NCCL_ALGO"] == "Tree"
 

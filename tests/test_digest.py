@@ -13,6 +13,7 @@ from rolltape.batch import dismantle
 from rolltape.codec.pack import pack
 from tests.batches import rollouts
 from tests.exact import roundtrip
+from tests.stacks import examples
 from tests.values import values
 
 
@@ -21,7 +22,7 @@ def digest(value: Any) -> str:
 
 
 @given(values | rollouts())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_what_comes_back_has_the_digest_of_what_was_recorded(value: Any) -> None:
     for batch in (value, {"x": [value, value], "y": value}):
         assert digest(batch) == digest(batch) == digest(roundtrip(batch))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import rolltape
+from tests.storing import needs_proc
 from tests.taping import ROOT, Rollout, files, record
 
 FIRST = "train/rollout/step_000000.parquet"
@@ -119,7 +120,7 @@ tape = rolltape.Tape(sys.argv[1], mode="auto")
 rollout = Rollout(tape)
 rollout.run([0]); done.set(); tape.flush(); rollout.run([0, 0]); done.clear()
 rollout.run([1])                       # pending in the parent alone
-deck = tape._deck
+deck = tape._dispatcher
 locks = [deck._lock, deck._tally._lock, deck.recorder._lock, deck.recorder.writer._changed]
 for lock in locks: lock.acquire()
 child = os.fork()
@@ -141,6 +142,7 @@ assert tape.close().recorded == 2
     assert len(files(tmp_path / "t")) == 4
 
 
+@needs_proc
 def test_an_unfinished_recording_is_absent_not_broken(tmp_path: Path) -> None:
     ran = python(
         """

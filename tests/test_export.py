@@ -13,7 +13,7 @@ import pytest
 
 import rolltape
 from rolltape.cli.app import exit_code
-from rolltape.cli.export import command
+from rolltape.cli.commands.export import command
 from rolltape.errors import BatchError, ConfigError
 from rolltape.exporting import Choice, export_tape
 from rolltape.steps import StepSelector

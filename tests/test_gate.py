@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import rolltape
+from rolltape.reader.acceptances import acceptances
 from rolltape.storage import LocalStorage
-from rolltape.verify.accept import acceptances
-from rolltape.verify.gate import parse
+from rolltape.verify.rules.gate import parse
 from tests.cli_tapes import in_process, run
 
 
@@ -56,7 +56,10 @@ CASES = {
         {"rules": [{"match": "loss/*", "rtol": 0.1}, {"match": "*", "bitwise": True}]}, {"factor": 1.05}, 0,
     ),
     "allowed": ({"rules": [{"match": "metrics/time/*", "allow": True}]}, {"seconds": 9.0}, 0),
-    "not allowed": ({}, {"seconds": 9.0}, 1),
+    "times are not judged": ({}, {"seconds": 9.0}, 0),
+    "times that a rule names are": ({"rules": [{"match": "metrics/time/*", "rtol": 1}]}, {"seconds": 9.0}, 1),
+    "a rule for nothing": ({"rules": [{"match": "loss/log_prob", "ulp": 4}]}, {}, 1),
+    "a rule for nothing that allows": ({"rules": [{"match": "metric/*", "allow": True}]}, {}, 1),
     "allowed to be missing": (
         {"rules": [{"match": "metrics/grad_norm", "allow": True}]}, {"metrics": False}, 0,
     ),
@@ -165,7 +168,7 @@ def test_accepting_makes_the_candidate_the_baseline(tmp_path):
 
     def replay(out, factor):
         with rolltape.Tape(base, mode="replay", out=out) as tape:
-            rollout = tape.stage("rollout")(lambda value: value)
+            rollout = tape.stage("rollout", inputs=False)(lambda value: value)
             scaled = lambda batch: {"uid": ["a", "b"], "log_probs": batch["response_ids"] * factor}  # noqa: E731
             loss = tape.stage("loss", replay=False)(scaled)
             for step in range(2):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import rolltape
 from tests.exact import open_bytes, to_bytes
+from tests.stacks import examples
 
 
 def identity(value: Any) -> tuple[list[str], list[int]]:
@@ -90,7 +91,7 @@ prompts = st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=6, unique=T
     st.sampled_from(["left", "right"]),
     st.sampled_from([0, 99]),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_prompt_is_the_same_however_far_it_is_padded(
     rows: list[list[int]], extra: int, more: int, side: str, pad: int
 ) -> None:
@@ -116,7 +117,7 @@ def test_a_prompt_is_the_same_however_far_it_is_padded(
 
 
 @given(prompts, st.randoms(use_true_random=False))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_a_prompt_is_the_same_wherever_it_stands(rows: list[list[int]], random: Any) -> None:
     order = list(range(len(rows)))
     random.shuffle(order)

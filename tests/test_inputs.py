@@ -156,7 +156,7 @@ def test_inputs_of_another_recording_are_not_taken_for_these(tmp_path: Path) -> 
     for name, prompts in (("a", PROMPTS), ("b", ["other"])):
         call(tmp_path / name, "record", generate, prompts)
     (tmp_path / "a" / INPUTS).write_bytes((tmp_path / "b" / INPUTS).read_bytes())
-    with pytest.raises(MismatchError, match="the inputs of another recording"):
+    with pytest.raises(MismatchError, match="a recording of another tape"):
         call(tmp_path / "a", "replay", generate, ["other"])
 
 

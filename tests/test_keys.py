@@ -95,13 +95,13 @@ def test_other_names_are_not_recordings(path: str) -> None:
         ("a.", "at its end", "'a'"),
         ("NUL", "reserved by Windows", "'_NUL'"),
         ("com1.x", "reserved by Windows", "'_com1.x'"),
-        ("metrics.jsonl", "file of the tape", "'_metrics.jsonl'"),
-        ("Tape.JSON", "file of the tape", "'_Tape.JSON'"),
-        ("x.parquet", "file of the tape", "'x'"),
+        ("metrics.jsonl", "one of the tape's own files", "'_metrics.jsonl'"),
+        ("Tape.JSON", "one of the tape's own files", "'_Tape.JSON'"),
+        ("x.parquet", "one of the tape's own files", "'x'"),
         ("a" * 101, "101 characters", "a" * 100),
         ("日本", "at position 1", "as in"),
-        (3, "not text but int", "as in"),
-        (None, "not text but NoneType", "as in"),
+        (3, "must be text, not int", "as in"),
+        (None, "must be text, not NoneType", "as in"),
     ],
 )
 def test_a_bad_name_is_explained_and_a_good_one_suggested(
@@ -141,9 +141,9 @@ def test_a_suggested_name_is_a_good_one(name: str) -> None:
         ({"call": "x" * 201}, "201 UTF-8 bytes"),
         ({"call": "é" * 101}, "202 UTF-8 bytes"),
         ({"call": "é" * 50}, "file name of"),
-        ({"rank": 1}, "rank 1 is not below world_size 1"),
+        ({"rank": 1}, "rank must be less than world_size 1, not 1"),
         ({"rank": -1, "world_size": 2}, "rank must"),
-        ({"world_size": 0}, "not below"),
+        ({"world_size": 0}, "less than world_size 0"),
         ({"split": "a/b"}, "split name"),
         ({"stage": "x.parquet"}, "stage name"),
     ],
@@ -155,7 +155,7 @@ def test_a_key_that_exists_is_valid(fields: dict[str, object], problem: str) -> 
 
 def test_the_longest_call_and_the_longest_file_name_fit() -> None:
     assert Key(step=0, call="x" * 200).path
-    with pytest.raises(KeyNameError, match="bytes, over 255"):
+    with pytest.raises(KeyNameError, match="bytes, above 255"):
         Key(step=0, call="." * 80)
 
 

@@ -76,3 +76,9 @@ def test_a_key_that_was_not_recorded(tmp_path: Path) -> None:
             Rollout(tape).run([1], key=key)
     said = causes(tmp_path / "t", 1)
     assert "call 0 is missing, the step has req-1, req-2: calls are found by the key=" in said
+
+
+def test_the_tape_that_records_it_is_still_open_here(tmp_path: Path) -> None:
+    with rolltape.Tape(tmp_path / "t", mode="record"):
+        assert causes(tmp_path / "t", 1).startswith("the tape that records it is still open in this program")
+    assert "still open" not in causes(tmp_path / "t", 1)

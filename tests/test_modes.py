@@ -134,7 +134,7 @@ def test_a_substitute_that_another_process_deleted_is_not_chosen_again(tmp_path:
 def test_record_refuses_what_is_recorded(tmp_path: Path, base: Path) -> None:
     with rolltape.Tape(base, mode="record") as tape:
         rollout = Rollout(tape)
-        with pytest.raises(StepExistsError, match="step 4 is on the tape already") as caught:
+        with pytest.raises(StepExistsError, match="step 4 is already on the tape") as caught:
             rollout.run([4])
         assert isinstance(caught.value, FileExistsError)
         assert "overwrite=keep" in str(caught.value)

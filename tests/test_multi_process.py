@@ -108,6 +108,20 @@ def test_a_race_while_recording_has_one_winner_and_one_error(tmp_path: Path) -> 
     assert inputs["prompt"] == f"prompt of {winner}", "never the loser's inputs beside the winner's result"
 
 
+@pytest.mark.parametrize("options", [{"mode": "rewrite"}, {"mode": "record", "overwrite": "rewrite"}])
+def test_a_race_while_rewriting_is_not_answered_with_rewrite(options: dict, tmp_path: Path) -> None:
+    def beside() -> dict:
+        with rolltape.Tape(tmp_path / "t", **options) as other, other.step(0):
+            return other.stage("rollout")(lambda: {"by": [1]})()
+
+    with pytest.raises(rolltape.StepExistsError) as raised:  # noqa: SIM117
+        with rolltape.Tape(tmp_path / "t", **options) as tape, tape.step(0):
+            tape.stage("rollout")(beside)()
+    assert "another process" in str(raised.value)
+    assert "rank and world_size" in raised.value.hint
+    assert "rewrite" not in str(raised.value)
+
+
 def test_a_race_in_auto_keeps_the_first(tmp_path: Path) -> None:
     results = run(tmp_path / "t", [[0], [0]], mode="auto")
     assert not any("error" in result for result in results)

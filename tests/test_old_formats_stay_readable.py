@@ -66,12 +66,12 @@ def test_the_fixture_has_every_layout_and_is_small(tape: rolltape.Tape) -> None:
     entries = [
         entry
         for stage in content.RECORDINGS
-        for entry in tape.recording(0, stage).open_whole().header["columns"].values()
+        for entry in tape.recording(0, stage).open_whole().stored_columns.values()
     ]
-    assert {entry["layout"] for entry in entries if entry["kind"] == "array"} == LAYOUTS
-    assert {entry["tail"] for entry in entries if entry.get("layout") == "ramp"} == {"hold", "run"}
-    assert {entry["as"] for entry in entries if entry["kind"] == "objects"} == CELLS
-    assert any(entry["kind"] == "ragged" for entry in entries)
+    assert {entry.layout for entry in entries if entry.kind == "array"} == LAYOUTS
+    assert {entry.tail for entry in entries if entry.layout == "ramp"} == {"hold", "run"}
+    assert {entry.cells for entry in entries if entry.kind == "objects"} == CELLS
+    assert any(entry.kind == "ragged" for entry in entries)
     assert sum(path.stat().st_size for path in TAPE.rglob("*") if path.is_file()) < 60_000
 
 

@@ -3,6 +3,7 @@
 import configparser
 import email
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rolltape._version import __version__
+from tests.stacks import optional
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {
@@ -25,6 +27,7 @@ HEAVY = {
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """Built from a copy, so that no `build/` is left in the clone."""
+    optional("setuptools")
     work = tmp_path_factory.mktemp("wheel")
     clone = work / "clone"
     skip = shutil.ignore_patterns("*.egg-info", "__pycache__")
@@ -47,7 +50,10 @@ def test_wheel_is_typed_and_holds_every_module(wheel):
 
 def test_wheel_holds_the_package_and_nothing_else(wheel):
     top_level = {name.split("/")[0] for name in wheel.namelist()}
-    assert top_level == {"rolltape", f"rolltape-{__version__}.dist-info"}
+    assert top_level == {"rolltape", "hydra_plugins", f"rolltape-{__version__}.dist-info"}
+    assert [name for name in wheel.namelist() if name.startswith("hydra_plugins/")] == [
+        "hydra_plugins/rolltape_verl.py"
+    ]
 
 
 def test_wheel_installs_the_rolltape_command(wheel):
@@ -69,6 +75,11 @@ def test_wheel_requires_only_the_light_core(wheel):
     meta = email.message_from_string(dist_info(wheel, "METADATA"))
     required = {line for line in meta.get_all("Requires-Dist", []) if "extra ==" not in line}
     assert required == {"numpy>=1.24", "pyarrow>=17", "click>=8.1", "rich>=13"}
+    readme = (ROOT / "README.md").read_text()
+    names = {line.partition(">")[0] for line in required}
+    said = re.search(r"The library needs (.*?); everything else is an extra", readme)
+    assert said is not None
+    assert {word for word in re.findall(r"\w+", said[1]) if word in names} == names
 
 
 def test_running_code_and_its_metadata_agree_on_the_version():
@@ -81,6 +92,22 @@ def test_import_is_light():
     assert done.returncode == 0, done.stderr
     loaded = {name.split(".")[0] for name in json.loads(done.stdout)}
     assert loaded & HEAVY == set()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import rolltape.engines as e; [getattr(e, name) for name in e.__all__]",
+        "from rolltape.integrations import trl, roll, slime, loggers, miles, ray_env",
+    ],
+    ids=["engines", "integrations"],
+)
+def test_a_program_that_only_replays_can_name_everything(code):
+    """Scripts import engines and integrations at their top, also where their libraries are missing."""
+    heavy = sorted(HEAVY - {"numpy", "pyarrow"})
+    block = f"import sys; sys.modules.update(dict.fromkeys({heavy}))"
+    done = subprocess.run([sys.executable, "-c", f"{block}; {code}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def dist_info(wheel: zipfile.ZipFile, name: str) -> str:

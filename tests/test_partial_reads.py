@@ -17,6 +17,7 @@ from rolltape.codec import file as file_module
 from rolltape.codec.file import RecordingFile
 from tests.batches import DTYPES, padded, random_array, rollouts
 from tests.exact import assert_same, open_bytes, to_bytes
+from tests.stacks import examples
 
 SLICES = [(0, 0), (0, 1), (0, 3), (1, 3), (3, 4), (2, 7), (3, 6), (0, 11), (10, 11), (11, 11)]
 
@@ -48,7 +49,7 @@ def content(column: Column) -> Any:
 def assert_parts(value: Any) -> None:
     data = to_bytes(value)
     assert_same(value, open_bytes(data).value())
-    whole = open_bytes(data).columns(list(open_bytes(data).header["columns"]))
+    whole = open_bytes(data).columns(list(open_bytes(data).stored_columns))
     for start, stop in SLICES:
         start, stop = min(start, open_bytes(data).samples), min(stop, open_bytes(data).samples)
         for name in whole:
@@ -103,7 +104,10 @@ def test_every_dtype_and_kind_of_column() -> None:
 
 @pytest.mark.parametrize("rows", [3, 4])
 @given(st.data())
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=examples(12),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_every_layout(rows: int, data: Any) -> None:
     before = file_module.ROWS_PER_GROUP
     file_module.ROWS_PER_GROUP = rows

@@ -32,7 +32,7 @@ class Reads:
 
 def settle(tape: rolltape.Tape) -> None:
     """Wait until what is being read ahead has been read."""
-    prefetch = tape._deck.player._ahead  # type: ignore[union-attr]
+    prefetch = tape._dispatcher.player._ahead  # type: ignore[union-attr]
     for ahead in list(prefetch._ahead.values()) if prefetch else ():
         ahead.future.exception()
 
@@ -170,7 +170,7 @@ def test_what_is_held_is_bounded(tmp_path: Path) -> None:
                 for stage in stages:
                     stage()
                     settle(tape)
-            ahead = tape._deck.player._ahead._ahead.values()  # type: ignore[union-attr]
+            ahead = tape._dispatcher.player._ahead._ahead.values()  # type: ignore[union-attr]
             assert sum(item.future.result() is not None for item in ahead) == held, limit
             with tape.step(1):
                 assert all(same(stage(), big) for stage in stages)

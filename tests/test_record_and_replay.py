@@ -18,11 +18,12 @@ def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
     prompts = ["why is the sky blue?", "2+2=?"]
     seen: dict[str, list[Any]] = {"record": [], "replay": []}
     called: list[str] = []
-    for mode in ("record", "replay"):
+
+    def run(mode: str) -> None:
         tape = rolltape.Tape("runs/base", mode=mode)
 
         @tape.stage("rollout")
-        def generate(prompts: list[str], mode: str = mode) -> dict[str, Any]:
+        def generate(prompts: list[str]) -> dict[str, Any]:
             called.append(mode)
             return {"responses": [random.random() for _ in prompts], "prompts": prompts}
 
@@ -32,6 +33,9 @@ def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
                 tape.log({"pg_loss": 0.1 * step, "grad_norm": 1.5})
             seen[mode].append(batch)
         tape.close()
+
+    run("record")
+    run("replay")
     assert called == ["record"] * 50
     assert all(map(same, seen["record"], seen["replay"]))
     assert len({batch["responses"][0] for batch in seen["replay"]}) == 50

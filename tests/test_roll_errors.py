@@ -51,7 +51,7 @@ def failure(folder, step, **more):
     assert isinstance(caught.value, StepMissingError)
     text = str(caught.value)
     assert f"step {step} was not run in dump mode" in text
-    assert f"dump_dir is not the one that was dumped to: {folder}" in text
+    assert f"dump_dir is not the directory that was dumped to: {folder}" in text
     assert f"mode or domain mismatch (current: {more.get('mode', 'train')}" in text
     return text
 
@@ -74,13 +74,13 @@ def test_a_step_in_between(tmp_path):
 def test_the_other_split_has_it(tmp_path):
     dump(tmp_path, range(3))
     text = failure(tmp_path, 2, mode="val")
-    assert "reason 3 applies: train/rollout has step 2, val/rollout has no steps at all" in text
+    assert "reason 3 applies: train/rollout has step 2, but val/rollout has no steps\n" in text
 
 
 def test_another_domain_has_it(tmp_path):
     dump(tmp_path, range(3), stage="rollout.math")
     text = failure(tmp_path, 1, stage="rollout.code")
-    assert "reason 3 applies: train/rollout.math has step 1, train/rollout.code has no steps at all" in text
+    assert "reason 3 applies: train/rollout.math has step 1, but train/rollout.code has no steps\n" in text
 
 
 def test_an_empty_tape(tmp_path):
@@ -99,7 +99,7 @@ def test_no_tape_is_said_at_once_and_not_at_the_first_step(tmp_path, monkeypatch
     text = str(caught.value)
     state = "is empty" if exists else "does not exist"
     assert f"reason 2 applies: the directory {state} (working directory: {tmp_path})" in text
-    assert f"dump_dir is not the one that was dumped to: {tmp_path}/dumps" in text
+    assert f"dump_dir is not the directory that was dumped to: {tmp_path}/dumps" in text
     assert (tmp_path / "dumps").is_dir() is exists  # ROLL makes the directory it then misses files in
 
 
@@ -138,10 +138,10 @@ def test_pickled_dumps_are_named_with_the_command_and_never_opened(tmp_path, cap
     command = f"rolltape import '{folder}' --to '{folder}'"
     with pytest.raises(TapeNotFoundError) as caught:
         Scheduler(folder, "mock")
-    assert "2 pickled dumps of ROLL are there, and no tape" in str(caught.value)
+    assert "the directory has 2 pickled dumps of ROLL, but no tape" in str(caught.value)
     assert command in str(caught.value)
     dump(folder, [0])  # a new dump goes its own way, and says so
-    assert f"2 pickled dumps are not used; to use them: {command}" in caplog.text
+    assert f"2 pickled dumps are not used; to use them, run: {command}" in caplog.text
     assert len(list(folder.rglob("*.pkl"))) == 2
     caplog.clear()
     dump(folder, [1])
@@ -182,7 +182,7 @@ def test_a_shortage_is_computed_from_what_is_left():
     assert shortage(estimate, 0, 500_000_000) is None
     message = shortage(estimate, 0, 400_000_000)
     assert "100 more steps of 5.00MB (estimated from the config" in message
-    assert "need 500.00MB, and 400.00MB are free, enough for 80 steps" in message
+    assert "need 500.00MB, but 400.00MB are free, enough for 80 steps" in message
     assert shortage(estimate, 20, 400_000_000) is None
     assert "(measured on this run)" in shortage(estimate.after(9_000_000), 1, 400_000_000)
     assert shortage(Estimate(steps=None, step_bytes=5), 0, 0) is None
@@ -193,7 +193,7 @@ def test_a_disk_that_will_not_do_is_warned_about_before_the_first_step(tmp_path,
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 10**6))
     scheduler = Scheduler(tmp_path, max_steps=50, rollout_batch_size=128, sequence_length=512)
     scheduler.get_batch(0)
-    warned = next(r for r in caplog.records if "will not hold" in r.getMessage())
+    warned = next(r for r in caplog.records if "is too small for all dumps" in r.getMessage())
     dumped = next(r for r in caplog.records if "Dumped step 0" in r.getMessage())
     assert caplog.records.index(warned) < caplog.records.index(dumped)
     assert "estimated from the config" in warned.getMessage()
@@ -204,7 +204,7 @@ def test_the_first_real_size_corrects_the_estimate(tmp_path, caplog, monkeypatch
     scheduler = Scheduler(tmp_path, max_steps=5000)  # nothing to guess a step's size from
     scheduler.get_batch(0)
     scheduler.get_batch(1)
-    assert caplog.text.count("will not hold") == 1
+    assert caplog.text.count("is too small for all dumps") == 1
     # How large depends on the random state there is to keep, so on what this process has imported.
     assert re.search(r"4999 more steps of 0\.0[01]MB \(measured on this run\)", caplog.text)
 

@@ -164,7 +164,7 @@ def test_a_step_that_was_dumped_once_can_be_loaded_again(tmp_path, caplog):
     mocking = standin.rollout_scheduler(standin.config(tmp_path, "mock"))
     for _ in range(3):
         assert_same(run(mocking, 0), dumped)
-    assert caplog.text.count("dumped once and is loaded again") == 2
+    assert caplog.text.count("dumped only once and is loaded again") == 2
     assert mocking.live == 0
 
 
@@ -264,12 +264,12 @@ def test_installing_after_roll_was_imported_works_as_well(tmp_path):
 def test_installing_twice_wraps_once_and_uninstalling_restores():
     roll.install()
     module = importlib.import_module("roll.distributed.scheduler.rollout_scheduler")
-    assert sum(type(finder).__name__ == "_Finder" for finder in sys.meta_path) == 1
+    assert sum(type(finder).__name__ == "ImportHook" for finder in sys.meta_path) == 1
     inner = module.RolloutScheduler.get_batch.__wrapped__
     assert not hasattr(inner, "__wrapped__")
     roll.uninstall()
     assert module.RolloutScheduler.get_batch is inner
-    assert not any(type(finder).__name__ == "_Finder" for finder in sys.meta_path)
+    assert not any(type(finder).__name__ == "ImportHook" for finder in sys.meta_path)
 
 
 def test_a_roll_without_what_is_patched_is_an_error_that_names_it(tmp_path):

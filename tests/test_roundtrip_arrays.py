@@ -11,23 +11,24 @@ from hypothesis import strategies as st
 
 from tests.batches import DTYPES, padded, random_array, rollouts, shapes, views
 from tests.exact import assert_roundtrip, assert_same, open_bytes, roundtrip, to_bytes
+from tests.stacks import examples
 from tests.values import values
 
 
 @given(views())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_any_array_alone(array: np.ndarray) -> None:
     assert_roundtrip(array)
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), views(), max_size=5))
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_arrays_of_very_different_first_axes(batch: dict[str, np.ndarray]) -> None:
     assert_roundtrip(batch)
 
 
 @given(st.data(), st.integers(1, 4))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_arrays_that_share_their_first_axis(data: Any, samples: int) -> None:
     sized = shapes.map(lambda shape: (samples, *shape[1:]))
     assert_roundtrip(
@@ -36,7 +37,7 @@ def test_arrays_that_share_their_first_axis(data: Any, samples: int) -> None:
 
 
 @given(st.data(), st.integers(1, 4))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_lists_and_object_arrays_of_arrays(data: Any, samples: int) -> None:
     dtypes = st.sampled_from(data.draw(st.lists(st.sampled_from(DTYPES), min_size=1, max_size=2)))
     rows = data.draw(st.lists(views(dtypes=dtypes), min_size=samples, max_size=samples))
@@ -52,7 +53,7 @@ def test_lists_and_object_arrays_of_arrays(data: Any, samples: int) -> None:
 
 
 @given(st.data(), shapes)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_object_arrays_of_any_shape_and_content(data: Any, shape: tuple[int, ...]) -> None:
     array = np.empty(shape, object)
     for index in np.ndindex(shape):
@@ -62,20 +63,20 @@ def test_object_arrays_of_any_shape_and_content(data: Any, shape: tuple[int, ...
 
 
 @given(st.data(), st.integers(1, 6), st.integers(1, 12))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_padded_columns(data: Any, samples: int, width: int) -> None:
     count = data.draw(st.integers(1, 3))
     assert_roundtrip({f"c{i}": data.draw(padded(samples, width)) for i in range(count)})
 
 
 @given(rollouts())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_derived_columns(batch: dict[str, Any]) -> None:
     assert_roundtrip(batch)
 
 
 @given(rollouts(), st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_one_flipped_bit_anywhere_comes_back(batch: dict[str, Any], data: Any) -> None:
     name = data.draw(st.sampled_from(sorted(batch)))
     array = batch[name]
@@ -88,7 +89,7 @@ def test_one_flipped_bit_anywhere_comes_back(batch: dict[str, Any], data: Any) -
 
 
 @given(st.data(), st.integers(1, 5), st.integers(2, 10))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_copies_and_slices_of_columns(data: Any, samples: int, width: int) -> None:
     whole = data.draw(padded(samples, width))
     low = data.draw(st.integers(0, width - 1))
@@ -108,7 +109,7 @@ def test_copies_and_slices_of_columns(data: Any, samples: int, width: int) -> No
 
 
 @given(st.data(), st.integers(1, 4))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_counts_that_overflow_their_dtype(data: Any, samples: int) -> None:
     width = data.draw(st.sampled_from([3, 130, 260, 300]))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))

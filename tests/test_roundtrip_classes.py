@@ -155,7 +155,7 @@ def test_names_that_look_alike(tree: Any, make: Any) -> None:
 
 def test_short_names_where_they_tell_columns_apart() -> None:
     value = {"batch": {"ids": np.ones((2, 3)), "x": np.ones(2)}, "extra": {"x": np.zeros(2)}}
-    assert set(open_bytes(to_bytes(value)).header["columns"]) == {"ids", "batch/x", "extra/x"}
+    assert set(open_bytes(to_bytes(value)).stored_columns) == {"ids", "batch/x", "extra/x"}
 
 
 class Unhashable(type):

@@ -13,6 +13,7 @@ from rolltape.batch import dismantle
 from rolltape.codec.file import encode
 from rolltape.codec.pack import pack
 from tests.exact import assert_roundtrip, assert_same, open_bytes, roundtrip
+from tests.stacks import examples
 from tests.values import (
     NUMPY,
     Child,
@@ -30,7 +31,7 @@ from tests.values import (
 
 
 @given(values)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_any_nested_value(value: Any) -> None:
     assert_roundtrip(value)
 
@@ -40,7 +41,7 @@ def test_any_nested_value(value: Any) -> None:
         lambda n: st.dictionaries(texts, st.lists(values, min_size=n, max_size=n), max_size=4)
     )
 )
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_columns_of_any_values(batch: dict[str, list[Any]]) -> None:
     assert_roundtrip(batch)
 
@@ -59,7 +60,7 @@ one_kind = st.sampled_from(
         lambda kind: st.lists(kind | st.none(), min_size=1, max_size=6) | st.lists(kind, min_size=1)
     )
 )
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @example([1, True, 1.0, np.True_, np.int64(1)])
 @example([[1, True], [0, False]])
 @example([[1, 2.0], [3]])
@@ -90,7 +91,7 @@ def test_columns_of_numpy_scalars(code: str) -> None:
         max_size=4,
     )
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_records_whose_names_look_alike(rows: list[dict[str, Any]]) -> None:
     assert_roundtrip(rows)
     assert_roundtrip({"rows": rows, "rows/a": list(rows), "_index": list(rows)})

@@ -23,7 +23,7 @@ import pytest
 import rolltape
 from rolltape.integrations import miles as miles_functions
 from rolltape.integrations import slime as slime_functions
-from rolltape.integrations.slime.rollout import Rollouts
+from rolltape.integrations.slime.rollout_function import Rollouts
 
 SOURCES = {"slime": "ROLLTAPE_SLIME_SRC", "miles": "ROLLTAPE_MILES_SRC"}
 
@@ -246,7 +246,7 @@ def test_with_engines_off_nothing_is_generated(framework) -> None:
     recorded = framework.start("record")(0)
     off = framework.start("auto", debug_train_only=True)
     assert off(0) == recorded
-    with pytest.raises(rolltape.ConfigError, match="rollout 1 would be generated, and no engine runs"):
+    with pytest.raises(rolltape.ConfigError, match="rollout 1 must be generated, but no engine runs"):
         off(1)
     assert framework.calls == [(0, False)]
 
@@ -261,5 +261,5 @@ def test_it_does_not_record_itself(framework) -> None:
     itself = framework.start(
         "record", rolltape_rollout_function="rolltape.integrations.slime.generate_rollout"
     )
-    with pytest.raises(rolltape.ConfigError, match="not a rollout function that could be recorded"):
+    with pytest.raises(rolltape.ConfigError, match="not a rollout function that can be recorded"):
         itself(0)

@@ -132,7 +132,7 @@ def test_only_bounded_selectors_are_listed() -> None:
     assert list(parse("0-20/5,10-11,0-12/6")) == [0, 5, 6, 10, 11, 12, 15, 20]
     for text in ("all", "5-", "0-/7"):
         assert not parse(text).bounded
-        with pytest.raises(ConfigError, match="no end"):
+        with pytest.raises(ConfigError, match="has no last step"):
             iter(parse(text))
 
 

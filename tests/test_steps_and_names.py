@@ -106,6 +106,6 @@ def test_splits_do_not_mix(tmp_path: Path) -> None:
         with tape.step(0, split="code"):
             rollout.generate(2)
     with rolltape.Tape(tmp_path / "t", mode="replay", split="math") as tape:
-        rollout = Rollout(tape)
+        rollout = Rollout(tape, inputs=False)
         assert rollout.run([0])[0]["meta"]["step"] == 1
         assert rollout.run([0], split="code")[0]["meta"]["step"] == 2

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rolltape.errors import CorruptFileError, KeyNameError, RolltapeError, StepExistsError, StepMissingError
 from rolltape.storage import LocalStorage, Storage, check_name, check_prefix
+from tests.stacks import examples
 
 STORAGES: dict[str, Callable[[Path], Storage]] = {"local": LocalStorage}
 
@@ -61,7 +62,7 @@ def test_replace_also_publishes_a_new_name(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize("storage_name", STORAGES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.binary(max_size=300), cuts=st.lists(st.integers(0, 300), max_size=5), bounds=st.data())
 def test_any_range_of_any_bytes(
     storage_name: str, data: bytes, cuts: list[int], bounds: st.DataObject

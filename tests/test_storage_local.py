@@ -40,10 +40,13 @@ def test_a_publish_is_a_write_two_syncs_and_a_link(
         original = getattr(os, name)
 
         def record(
-            *arguments: object, name: str = name, original: Callable[..., object] = original
+            *arguments: object,
+            name: str = name,
+            original: Callable[..., object] = original,
+            **options: object,
         ) -> object:
             calls.append(name)
-            return original(*arguments)
+            return original(*arguments, **options)
 
         monkeypatch.setattr(os, name, record)
     storage.publish("train/rollout/second", [b"x"], replace=False)
@@ -93,8 +96,8 @@ def test_a_link_that_was_made_and_then_denied(storage: LocalStorage, monkeypatch
     """A network file system that repeats a request may answer the second time."""
     link = os.link
 
-    def link_and_deny(source: str, target: str) -> None:
-        link(source, target)
+    def link_and_deny(source: str, target: str, **options: object) -> None:
+        link(source, target, **options)
         raise FileExistsError(errno.EEXIST, "File exists")
 
     monkeypatch.setattr(os, "link", link_and_deny)
@@ -125,7 +128,7 @@ def test_a_file_cut_while_it_is_read(storage: LocalStorage, monkeypatch: pytest.
         return pread(fd, length, offset)
 
     monkeypatch.setattr(os, "pread", cut_and_read)
-    with pytest.raises(CorruptFileError, match="1000 bytes were expected, and it has 600"):
+    with pytest.raises(CorruptFileError, match="expected 1000 bytes, but it has 600"):
         storage.read(NAME)
 
 
@@ -207,7 +210,7 @@ def test_a_vanished_tape_is_an_error_and_is_not_created_again(storage: LocalStor
         lambda: list(storage.names("train/rollout/")),
     ]
     for attempt in attempts:
-        with pytest.raises(StorageError, match="vanished") as caught:
+        with pytest.raises(StorageError, match="disappeared while it was in use") as caught:
             attempt()
         assert caught.value.where == storage.location
         assert not os.path.exists(storage.location)
@@ -218,7 +221,7 @@ def test_a_tape_that_vanishes_during_a_publish(
 ) -> None:
     storage.check_writable()
     monkeypatch.setattr(os, "fsync", lambda fd: shutil.rmtree(storage.location))
-    with pytest.raises(StorageError, match="vanished"):
+    with pytest.raises(StorageError, match="disappeared while it was in use"):
         storage.publish(NAME, [b"x"], replace=False)
     assert not os.path.exists(storage.location)
 

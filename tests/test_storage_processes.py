@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rolltape.storage import LocalStorage, posix
-from tests.storing import NAME, finish, start, temporary_files
+from tests.storing import NAME, finish, needs_proc, start, temporary_files
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ root = sys.argv[1]
 """
 
 RACE = f"""{TOGETHER}
-def refuse(*_):
+def refuse(*_, **options):
     raise OSError(errno.EPERM, "no hard links here")
 
 if sys.argv[2] == "without links":
@@ -145,6 +145,7 @@ print(json.dumps([published, stale]))
 """
 
 
+@needs_proc
 def test_a_writer_killed_at_any_time_leaves_whole_files_only(storage: LocalStorage) -> None:
     published, stale = finish(start(KILLED, storage.location))
     assert published > 0
@@ -226,6 +227,7 @@ print(json.dumps([deaths]))
 """
 
 
+@needs_proc
 def test_death_at_each_single_system_call(storage: LocalStorage) -> None:
     (deaths,) = finish(start(CRASH_AT_EACH_CALL, storage.location))
     assert deaths > 60
@@ -244,6 +246,7 @@ sys.stdin.readline()
 """
 
 
+@needs_proc
 def test_a_temporary_file_goes_with_its_writer_and_not_before(storage: LocalStorage) -> None:
     writer = start(LEAVES_A_FILE, storage.location)
     assert storage.clean(older_than_seconds=-1) == 0
@@ -255,6 +258,7 @@ def test_a_temporary_file_goes_with_its_writer_and_not_before(storage: LocalStor
     writer.communicate()
 
 
+@needs_proc
 def test_a_pid_that_was_given_to_another_process_does_not_protect(storage: LocalStorage) -> None:
     storage.check_writable()
     machine, pid, started, _ = posix.temporary_name().split("-")
@@ -281,6 +285,7 @@ def test_files_of_another_machine_go_by_age(storage: LocalStorage) -> None:
     assert not old.exists()
 
 
+@needs_proc
 def test_cleaning_during_a_publish_does_no_harm(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

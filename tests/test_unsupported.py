@@ -169,7 +169,7 @@ def objects(*items: Any) -> np.ndarray:
     return array
 
 
-PLACES: dict[str, Any] = {
+SAMPLE_PATTERNS: dict[str, Any] = {
     "outer.field": lambda bad: {"uid": [1, 2], "outer": {"field": bad}},
     "outer.1": lambda bad: {"outer": (0, bad)},
     "outer.field.1": lambda bad: {"uid": ["a", "b"], "outer": {"field": [0, bad]}},
@@ -181,11 +181,11 @@ PLACES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", SAMPLE_PATTERNS)
 def test_refused_by_field_and_type(what: str, place: str) -> None:
     bad, kind = BAD[what]
     with pytest.raises(rolltape.UnsupportedValueError) as caught:
-        pack(dismantle(PLACES[place](bad)))
+        pack(dismantle(SAMPLE_PATTERNS[place](bad)))
     assert f"cannot store {place}" in str(caught.value)
     assert kind in str(caught.value).partition(";")[0]
     assert caught.value.hint

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from rolltape.verify import Limits, Verdict, difference, judge, measure
-from rolltape.verify.floats import FLOATS, TOLERANCES, ulps, values
+from rolltape.batch.floats import FLOATS, ulps, values
+from rolltape.verify import Limits, Verdict, judge, measure
+from rolltape.verify.measure import difference
+from rolltape.verify.measure.limits import TOLERANCES
 
 WIDTHS = {"float16": "u2", "bfloat16": "u2", "float32": "u4", "float64": "u8"} | {
     name: "u1" for name in FLOATS if "8_" in name
@@ -99,8 +101,8 @@ def test_statistics_are_numpys(both):
     width = f"u{a.itemsize}"
     differ = a.view(width) != b.view(width)
     assert (found.count, found.mismatched) == (40, int(differ.sum()))
-    assert found.first == (int(np.flatnonzero(differ)[0]) if differ.any() else None)
     x, y = a.astype(float), b.astype(float)
+    assert found.both_nan == int((np.isnan(x) & np.isnan(y)).sum())
     broken = (
         (np.isfinite(x) != np.isfinite(y))
         | (np.isnan(x) != np.isnan(y))
@@ -143,7 +145,8 @@ def test_nan_payloads_are_other_bits_and_no_error():
     b = np.array([0x7FC00001, 0x3F800000], np.uint32).view(np.float32)
     found = measure(a, b, "float32")
     assert (found.mismatched, found.max_abs, found.max_ulp, found.nonfinite) == (1, 0.0, 0, 0)
-    assert judge(found, Limits()) is Verdict.ULP
+    assert (found.both_nan, found.beyond, found.first) == (1, 0, 0)
+    assert judge(found, Limits()) is Verdict.INCOMPARABLE
 
 
 @pytest.mark.parametrize(("was", "now"), [(1.0, np.nan), (np.nan, 1.0), (1.0, np.inf), (np.inf, -np.inf)])
@@ -153,15 +156,24 @@ def test_what_is_finite_on_one_side_only_is_never_a_pass(was, now):
     found = measure(a, b, "float32")
     assert (found.nonfinite, found.worst, found.first) == (1, 1, 1)
     everything = Limits(ulp=2**40, tolerance={"float32": (1e9, 1e9)}, noise=1e300)
-    assert judge(found, everything) is Verdict.DIVERGED
+    assert judge(measure(a, b, "float32", everything), everything) is Verdict.DIVERGED
 
 
 def test_nothing_but_nan_is_nothing_to_compare():
     nan = np.full(5, np.nan, np.float32)
     assert measure(nan, nan.copy(), "float32").only_nan
     assert judge(measure(nan, nan.copy(), "float32"), Limits()) is Verdict.INCOMPARABLE
-    mixed = np.array([np.nan, 1.0], np.float32)
-    assert judge(measure(mixed, mixed.copy(), "float32"), Limits()) is Verdict.BITWISE
+
+
+def test_what_is_nan_on_both_sides_is_nothing_that_agrees():
+    mixed = np.array([1.0, np.nan, 2.0], np.float32)
+    other = np.array([np.nextafter(np.float32(1), np.float32(2)), np.nan, 2.0], np.float32)
+    for after in (mixed.copy(), other):
+        found = measure(mixed, after, "float32")
+        assert (found.both_nan, found.first, judge(found, Limits())) == (1, 1, Verdict.INCOMPARABLE)
+    other[2] = 3.0  # and what differs besides comes first
+    found = measure(mixed, other, "float32")
+    assert (found.beyond, found.first, judge(found, Limits())) == (1, 2, Verdict.DIVERGED)
 
 
 def test_empty_is_incomparable():
@@ -175,7 +187,8 @@ def test_whole_numbers_have_to_be_equal(dtype):
     found = measure(a, b, dtype)
     assert (found.max_abs, found.max_ulp, found.worst) == (1.0, 1, 2)
     assert judge(found, Limits()) is Verdict.DIVERGED
-    assert judge(found, Limits(tolerance={dtype: (0.0, 1.0)})) is Verdict.TOLERANCE
+    one_off = Limits(tolerance={dtype: (0.0, 1.0)})
+    assert judge(measure(a, b, dtype, one_off), one_off) is Verdict.TOLERANCE
 
 
 def test_whole_numbers_beyond_doubles_are_counted_exactly():
@@ -203,7 +216,19 @@ def test_pieces_add_up_to_the_whole(monkeypatch):
     pieces = measure(a, b, "float64")
     assert pieces.cosine == pytest.approx(whole.cosine)
     assert pieces.scale == pytest.approx(whole.scale)
-    for name in ("mismatched", "max_ulp", "max_abs", "max_rel", "p50", "p99", "first", "worst", "atol"):
+    for name in (
+        "mismatched",
+        "max_ulp",
+        "max_abs",
+        "max_rel",
+        "p50",
+        "p99",
+        "first",
+        "worst",
+        "atol",
+        "beyond",
+        "first_values",
+    ):
         assert getattr(pieces, name) == getattr(whole, name), name
 
 
@@ -239,7 +264,8 @@ def test_the_ladder_from_top_to_bottom():
     one = np.array([1.0], np.float32)
 
     def against(value, **limits):
-        return judge(measure(one, np.array([value], np.float32), "float32"), Limits(**limits))
+        allowed = Limits(**limits)
+        return judge(measure(one, np.array([value], np.float32), "float32", allowed), allowed)
 
     assert against(1.0) is Verdict.BITWISE
     assert against(1.0 + 4 * 2**-23) is Verdict.ULP

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from rolltape.storage import LocalStorage
-from rolltape.verify.noise import read_floor
+from rolltape.verify.rules.noise_floor import read_floor
 from tests.cli_tapes import run
+from tests.stacks import optional
 
 DOC = Path(__file__).resolve().parent.parent / "docs" / "ci.md"
 SRC = Path(__file__).resolve().parent.parent / "src"
@@ -135,7 +136,7 @@ def follow(name, **environ):
 
 
 def test_the_recipe_works_as_written(project):
-    pytest.importorskip("yaml")
+    optional("yaml")
     (project / "gate.yaml").write_text(recipe("gate"))
     assert follow("record") == 0
     assert follow("noise") == 0

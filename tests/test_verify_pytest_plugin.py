@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -36,11 +37,11 @@ def train(tape, factor=1.0):
             tape.log({"loss": float(found["log_probs"].mean())})
 
 @pytest.mark.parametrize("name", ["a b/c", "d"])
-def test_training(tape, name):
-    train(tape, float(os.environ.get("FACTOR", "1")))
+def test_training(rolltape_tape, name):
+    train(rolltape_tape, float(os.environ.get("FACTOR", "1")))
     assert bool(calls) == (os.environ["MAKES"] == "1")
     gate = {"rules": [{"match": "*", "rtol": float(os.environ["RTOL"])}]} if "RTOL" in os.environ else None
-    assert_matches_tape(tape, gate=gate)
+    assert_matches_tape(rolltape_tape, gate=gate)
 """
 
 
@@ -100,3 +101,10 @@ def test_where_tapes_are_is_a_setting(suite, tmp_path):
 def test_pytest_finds_it_where_it_is_installed():
     (found,) = metadata.entry_points(group="pytest11", name="rolltape")
     assert found.value == "rolltape.pytest_plugin"
+
+
+def test_every_name_it_adds_to_a_suite_is_its_own(suite):
+    """It is loaded wherever it is installed: a fixture of a common name would get into the way of others."""
+    said = suite("--fixtures", "-q")[1]
+    fixtures = re.findall(r"^(\w+).*rolltape/pytest_plugin", said, re.MULTILINE)
+    assert fixtures == ["rolltape_tape"]

@@ -9,10 +9,10 @@ import pytest
 
 import rolltape
 from rolltape.storage import LocalStorage
-from rolltape.verify import compare_tapes
-from rolltape.verify.formulas import gae, grpo, policy_loss
-from rolltape.verify.rerun import rerun
+from rolltape.verify.rerun.formulas import gae, grpo, policy_loss
+from rolltape.verify.rerun.recompute import rerun
 from tests.cli_tapes import run
+from tests.comparing import compared
 
 LENGTHS = (3, 5, 2, 4, 3, 1)
 
@@ -161,7 +161,7 @@ def test_steps_alone_are_copied_bit_for_bit(tmp_path):
     for step in (1, 2):
         file = f"train/loss/step_{step:06d}.parquet"
         assert (tmp_path / "bug" / file).read_bytes() == (tape / file).read_bytes()
-    found = compare_tapes(LocalStorage(str(tape)), LocalStorage(str(tmp_path / "bug")), steps=range(1, 3))
+    found = compared(LocalStorage(str(tape)), LocalStorage(str(tmp_path / "bug")), steps=range(1, 3))
     assert found.first is None
 
 
@@ -177,7 +177,7 @@ def test_what_belongs_to_no_sample_is_taken_whole(tmp_path):
         tape.stage("rollout")(lambda: {"uid": ["a", "b"], "x": np.arange(2)})()
         tape.stage("state")(lambda: {"weights": np.arange(12.0).reshape(3, 4)})()
     done = run("cut", tmp_path / "a", "--steps", "0", "--samples", "1", "--out", tmp_path / "bug")
-    assert "taken with all samples: train/state/step_000000.parquet" in done.stderr
+    assert "belongs to none of these samples: train/state/step_000000.parquet" in done.stderr
     small = rolltape.Tape(tmp_path / "bug", mode="replay")
     assert small.recording(0, "state").value()["weights"].shape == (3, 4)
     assert small.recording(0).value()["uid"] == ["b"]
@@ -251,6 +251,6 @@ def test_settings_that_the_tape_has_are_used_and_said(tmp_path):
         prepared = {"uid": ["a"], "advantage": advantage, "clip_range": 0.5} | own
         tape.stage("prepare")(prepared.copy)()
         tape.stage("loss")({"uid": ["a"], "token_losses": np.stack(losses)}.copy)()
-    found = rerun(LocalStorage(str(tmp_path / "tape")), "train", 0, "loss", "policy_loss", {})
+    found = rerun(rolltape.open(tmp_path / "tape"), "train", 0, "loss", "policy_loss", {})
     assert {str(entry.verdict) for entry in found.entries} == {"bitwise"}
     assert found.settings["clip_range"] == 0.5

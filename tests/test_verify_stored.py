@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 import rolltape
 from rolltape.storage import LocalStorage
-from rolltape.verify import Verdict, compare_tapes, stages
-from rolltape.verify.difference import measure
+from rolltape.verify import Verdict
+from rolltape.verify import compare_stage as stages
+from rolltape.verify.measure.difference import measure
+from tests.comparing import compared
+from tests.stacks import examples
 
 
 def write(path, **columns):
@@ -23,8 +26,8 @@ def laid_out(*sides):
     """The comparison with nothing told from what is stored."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "alike", lambda left, right: {})
-        patch.setattr(stages, "compare_packed", lambda *args: None)
-        return compare_tapes(*sides)
+        patch.setattr(stages, "compare_stored_rows", lambda *args: None)
+        return compared(*sides)
 
 
 def padded(random, lengths, width, dtype, left, pad):
@@ -35,7 +38,7 @@ def padded(random, lengths, width, dtype, left, pad):
     return np.where(mask, random.integers(1, 90, mask.shape), pad).astype(dtype), mask
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_stored_or_laid_out_is_no_difference(tmp_path_factory, data):
     draw = data.draw
@@ -65,7 +68,7 @@ def test_stored_or_laid_out_is_no_difference(tmp_path_factory, data):
         write(folder / "a", uid=uids, **columns[0]),
         write(folder / "b", uid=[uids[at] for at in order], **columns[1]),
     )
-    fast, slow = compare_tapes(*sides).entries, laid_out(*sides).entries
+    fast, slow = compared(*sides).entries, laid_out(*sides).entries
     assert [(e.name, e.verdict, e.first, e.worst, e.samples, e.note) for e in fast] == [
         (e.name, e.verdict, e.first, e.worst, e.samples, e.note) for e in slow
     ]
@@ -85,8 +88,10 @@ def test_what_is_the_same_is_never_laid_out(tmp_path, monkeypatch, mask):
     columns = {"uid": list("abcd"), "log_probs": rows, "text": list("wxyz")}
     columns |= {"response_mask": kept} if mask else {}
     sides = write(tmp_path / "a", **columns), write(tmp_path / "b", **columns)
-    monkeypatch.setattr("rolltape.verify.opened.Opened.column", lambda *args: pytest.fail("laid out"))
-    found = compare_tapes(*sides)
+    monkeypatch.setattr(
+        "rolltape.reader.stored_file.StoredFile.column", lambda *args: pytest.fail("laid out")
+    )
+    found = compared(*sides)
     assert {entry.name for entry in found.entries} == set(columns)
     assert {entry.verdict for entry in found.entries} == {Verdict.BITWISE}
 
@@ -94,11 +99,11 @@ def test_what_is_the_same_is_never_laid_out(tmp_path, monkeypatch, mask):
 def test_minus_zero_and_other_nans_are_other_bits_though_arrow_takes_them_for_equal(tmp_path):
     plain = np.array([[0.0, 1.0, 2.0]], np.float32)
     other = np.array([[-0.0, 1.0, 2.0]], np.float32)
-    found = compare_tapes(write(tmp_path / "a", x=plain), write(tmp_path / "b", x=other))
+    found = compared(write(tmp_path / "a", x=plain), write(tmp_path / "b", x=other))
     assert [(e.verdict, e.difference.mismatched) for e in found.entries] == [(Verdict.ULP, 1)]
     nans = [np.array([[bits, 0x3F800000]], np.uint32).view(np.float32) for bits in (0x7FC00000, 0x7FC00001)]
-    found = compare_tapes(write(tmp_path / "c", x=nans[0]), write(tmp_path / "d", x=nans[1]))
-    assert [(e.verdict, e.difference.mismatched) for e in found.entries] == [(Verdict.ULP, 1)]
+    found = compared(write(tmp_path / "c", x=nans[0]), write(tmp_path / "d", x=nans[1]))
+    assert [(e.verdict, e.difference.mismatched) for e in found.entries] == [(Verdict.INCOMPARABLE, 1)]
 
 
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
@@ -107,7 +112,7 @@ def test_what_is_nan_wherever_the_mask_looks_is_a_finding(tmp_path, order):
     rows[kept == 1] = np.nan
     columns = {"uid": list("abc"), "log_probs": rows, "response_mask": kept}
     other = {name: column[order] for name, column in columns.items()}
-    found = compare_tapes(write(tmp_path / "a", **columns), write(tmp_path / "b", **other))
+    found = compared(write(tmp_path / "a", **columns), write(tmp_path / "b", **other))
     assert [(e.name, e.note) for e in found.firsts()] == [("log_probs", "not a number on either side")]
 
 
@@ -118,7 +123,7 @@ def test_nan_where_a_mask_with_holes_looks_is_a_finding_however_alike(tmp_path):
         "log_probs": np.where(kept == 1, np.nan, 0).astype(np.float32),
         "response_mask": kept,
     }
-    found = compare_tapes(write(tmp_path / "a", **columns), write(tmp_path / "b", **columns))
+    found = compared(write(tmp_path / "a", **columns), write(tmp_path / "b", **columns))
     assert [(e.name, e.note) for e in found.firsts()] == [("log_probs", "not a number on either side")]
 
 
@@ -134,7 +139,7 @@ def test_tokens_of_a_tool_count_though_the_mask_leaves_them_out(tmp_path):
         write(tmp_path / "a", uid=list("ab"), responses=tokens, log_probs=values, response_mask=kept),
         write(tmp_path / "b", uid=list("ab"), responses=other, log_probs=loose, response_mask=kept),
     )
-    found = {entry.name: entry for entry in compare_tapes(*sides).entries}
+    found = {entry.name: entry for entry in compared(*sides).entries}
     assert found["log_probs"].verdict is Verdict.BITWISE
     assert (found["responses"].verdict, found["responses"].difference.mismatched) == (Verdict.DIVERGED, 1)
     assert (found["responses"].first.row, found["responses"].first.token) == (1, (2,))
@@ -147,12 +152,12 @@ def test_one_mask_says_nothing_about_another(tmp_path):
         write(tmp_path / "a", **columns, attention_mask=other),
         write(tmp_path / "b", **columns, attention_mask=kept),
     )
-    assert [entry.name for entry in compare_tapes(*sides).firsts()] == ["attention_mask"]
+    assert [entry.name for entry in compared(*sides).firsts()] == ["attention_mask"]
 
 
 def test_the_worst_element_is_one_that_differs(tmp_path):
     plain, other = np.array([[1, 0.0, 0.0]], np.float32), np.array([[1, -0.0, -0.0]], np.float32)
-    (entry,) = compare_tapes(write(tmp_path / "a", x=plain), write(tmp_path / "b", x=other)).entries
+    (entry,) = compared(write(tmp_path / "a", x=plain), write(tmp_path / "b", x=other)).entries
     assert entry.worst == entry.first
 
 
@@ -180,7 +185,7 @@ def test_a_column_that_one_call_lacks_is_a_finding(tmp_path):
         record(tmp_path / "b", first, {"uid": list("def"), "x": x, "y": x}),
     )
     for left, right, who in ((*sides, "baseline"), (*sides[::-1], "candidate")):
-        (entry,) = compare_tapes(left, right).firsts()
+        (entry,) = compared(left, right).firsts()
         assert (entry.name, entry.verdict) == ("y", Verdict.INCOMPARABLE)
         assert f"the {who}" in entry.note
 
@@ -192,5 +197,5 @@ def test_a_damaged_file_is_named(tmp_path):
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     with pytest.raises(rolltape.RolltapeError, match="checksum") as caught:
-        compare_tapes(*sides)
+        compared(*sides)
     assert str(file) in str(caught.value)

@@ -9,10 +9,11 @@ import pytest
 
 import rolltape
 from rolltape.storage import LocalStorage
-from rolltape.verify import compare_tapes
-from rolltape.verify.report import report, to_json
-from rolltape.verify.tokens import Speller, quoted
+from rolltape.verify import Gate
+from rolltape.verify.report.report import report, to_json
+from rolltape.verify.report.token_lookup import Speller, quoted
 from tests.cli_tapes import run
+from tests.comparing import compared
 
 IDS = [[5, 7, 11], [13], [17, 19]]
 SPELLER = Speller("by hand", lambda ids: [f"<{one}>" for one in ids])
@@ -40,7 +41,7 @@ def told(tmp_path):
         sides = [
             LocalStorage(str(write(tmp_path / n, off, **options))) for n, off in (("a", 0.0), ("b", 0.5))
         ]
-        return report(compare_tapes(*sides), *sides, speller=speller)
+        return report(compared(*sides), Gate(), "", speller)
 
     return make
 

@@ -7,7 +7,11 @@ says how to get them.
 
 from __future__ import annotations
 
+import gzip
+import io
+import os
 import sys
+import tarfile
 from typing import Any
 
 import plots
@@ -46,7 +50,28 @@ def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
 
 def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
     plots.fetch()
-    return build_meta.build_sdist(sdist_directory, config_settings)
+    name = build_meta.build_sdist(sdist_directory, config_settings)
+    if "SOURCE_DATE_EPOCH" in os.environ:
+        settle(os.path.join(sdist_directory, name), int(os.environ["SOURCE_DATE_EPOCH"]))
+    return name
+
+
+def settle(archive: str, when: int) -> None:
+    """Write a source archive again without times and users, so that the same files give the same bytes."""
+    with tarfile.open(archive) as old:
+        members = [(member, old.extractfile(member)) for member in old.getmembers()]
+        data = [(member, file.read() if file else b"") for member, file in members]
+    with (
+        open(archive, "wb") as raw,
+        gzip.GzipFile("", "wb", 9, raw, mtime=when) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new,
+    ):
+        for member, content in sorted(data, key=lambda entry: entry[0].name):
+            member.mtime, member.uid, member.gid = when, 0, 0
+            member.uname = member.gname = ""
+            member.pax_headers = {}
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            new.addfile(member, io.BytesIO(content))
 
 
 def build_wheel(

@@ -30,6 +30,7 @@ STACKS = {
     "nox": ("nox",),
     "node": ("node",),
     "lint": ("lint",),
+    "docs": ("docs",),
     "light": ("light",),
     "core": ("torch", "core"),
     "verl": ("torch", "verl"),

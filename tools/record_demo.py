@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rolltape.cli import demo
 from rolltape.cli import main as rolltape
+from rolltape.cli.commands import demo
 from rolltape.cli.output import Screen
 
 WIDTH = 104

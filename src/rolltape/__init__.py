@@ -13,27 +13,31 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rolltape import errors
+from rolltape import errors, hooks
 from rolltape._version import __version__
 from rolltape.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
-    from rolltape.batch import Batch, register_adapter
+    from rolltape.batch import Batch, register_adapter, register_role
     from rolltape.determinism import deterministic
     from rolltape.key import Key
     from rolltape.policy import Action, Decision, Mode, OnMiss, Overwrite
+    from rolltape.reader import Run, open
     from rolltape.settings import MatchLevel, OnError, Settings
     from rolltape.steps import StepSelector
     from rolltape.tape import Recording, Summary, Tape
+    from rolltape.verify import Report, compare
 
 _HOMES = {
-    "batch": ("Batch", "register_adapter"),
+    "batch": ("Batch", "register_adapter", "register_role"),
     "determinism": ("deterministic",),
     "key": ("Key",),
     "policy": ("Action", "Decision", "Mode", "OnMiss", "Overwrite"),
+    "reader": ("Run", "open"),
     "settings": ("MatchLevel", "OnError", "Settings"),
     "steps": ("StepSelector",),
     "tape": ("Recording", "Summary", "Tape"),
+    "verify": ("Report", "compare"),
 }
 """Where each name lives. They are fetched at first use: a process that has this package installed as a
 plugin, and never opens a tape, pays for neither pyarrow nor numpy."""
@@ -41,25 +45,14 @@ plugin, and never opens a tape, pays for neither pyarrow nor numpy."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Action",
-    "Batch",
-    "Decision",
-    "Key",
-    "MatchLevel",
-    "Mode",
-    "OnError",
-    "OnMiss",
-    "Overwrite",
-    "Recording",
-    "Settings",
-    "StepSelector",
-    "Summary",
-    "Tape",
-    "__version__",
-    "deterministic",
-    "register_adapter",
+    "Action", "Batch", "Decision", "Key", "MatchLevel", "Mode", "OnError", "OnMiss", "Overwrite",
+    "Recording", "Report", "Run", "Settings", "StepSelector", "Summary", "Tape", "__version__",
+    "compare", "deterministic", "open", "register_adapter", "register_role",
     *errors.__all__,
-]
+]  # fmt: skip
+
+
+hooks.register_hook("engine", lambda: import_module("rolltape.engines.api.taped").TapedEngine)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Reads the options of a tape out of a trainer's config: a mapping, a dataclass, OmegaConf, YAML or JSON.
+"""Reads the options of a tape from a trainer's config: a mapping, a dataclass, OmegaConf, YAML or JSON.
 
 Knows nothing of what the options mean; ``settings.resolve`` checks them.
 """
@@ -24,7 +24,7 @@ _SECTION = "rolltape"
 def load_file(source: object) -> Mapping[str, Any]:
     """The options in a mapping, a dataclass, an OmegaConf config, or the YAML or JSON file of that path.
 
-    A config with a ``rolltape`` section gives that section; any other is taken for the section itself.
+    If the config has a ``rolltape`` section, only that is read; otherwise the whole config is the section.
 
     >>> load_file({"trainer": {"epochs": 3}, "rolltape": {"mode": "replay"}})
     {'mode': 'replay'}
@@ -50,7 +50,7 @@ def _plain(config: object, where: Path | None) -> Mapping[str, Any]:
     if isinstance(config, Mapping):
         return dict(config)
     raise ConfigError(
-        f"a config has named options, but this is {type(config).__name__}",
+        f"a config must be a mapping of options, not {type(config).__name__}",
         where=where,
         hint="write `rolltape: {mode: replay, dir: runs/baseline}`",
     )
@@ -70,7 +70,7 @@ def _from_omegaconf(config: Any, omegaconf: Any) -> Mapping[str, Any]:
 def _read_path(path: Path) -> object:
     suffix = path.suffix.lower()
     if suffix not in (".json", ".yaml", ".yml"):
-        raise ConfigError("a config file is YAML or JSON", where=path, hint="name it .yaml, .yml or .json")
+        raise ConfigError("a config must be YAML or JSON", where=path, hint="name it .yaml, .yml or .json")
     try:
         text = path.read_text(encoding="utf-8")
         return json.loads(text) if suffix == ".json" else _read_yaml(text, path)

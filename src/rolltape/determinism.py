@@ -1,7 +1,7 @@
-"""Makes this process compute the same numbers every time, or says why that can no longer be had.
+"""Makes this process compute the same numbers every time, or says why it is too late for that.
 
 Knows the switches: environment variables that NCCL, Transformer Engine and cuBLAS read when they start, and
-the three of torch that ``DETERMINISTIC_MODE=1`` stands for. Seeds are not its business.
+the three of torch that ``DETERMINISTIC_MODE=1`` stands for. It does not set seeds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
 from rolltape.errors import ConfigError, TooLateError
@@ -30,12 +30,12 @@ FLAGS: Mapping[str, str] = MappingProxyType(
         "DETERMINISTIC_MODE": "1",
     }
 )
-"""What ``deterministic()`` sets where the user has set nothing."""
+"""What ``deterministic()`` sets, unless the user has set a value."""
 
 WATCHED = (
     *FLAGS, "NCCL_PROTO", "PYTHONHASHSEED", "VLLM_BATCH_INVARIANT", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
 )  # fmt: skip
-"""Variables that decide whether two runs can agree bit for bit; a tape notes them."""
+"""Variables that decide whether two runs can agree bit for bit; a tape records them."""
 
 _READ_BY_CUDA = ("CUBLAS_WORKSPACE_CONFIG", "NVTE_ALLOW_NONDETERMINISTIC_ALGO")
 _AS_GOOD = {"NCCL_ALGO": {"ring"}, "CUBLAS_WORKSPACE_CONFIG": {":4096:8", ":16:8"}}
@@ -48,7 +48,7 @@ _TORCH = {
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A value that is kept because a person set it, though another one is wanted."""
+    """A value that is kept because the user set it, although it differs from the one wanted."""
 
     name: str
     value: str
@@ -56,10 +56,10 @@ class Conflict:
     set_by: str
     """Where it comes from: ``environment`` or ``system_envs``."""
     instead_of: str
-    """What ``deterministic()``, or the environment, would have."""
+    """The value that ``deterministic()`` wants, or that the environment had."""
 
     def __str__(self) -> str:
-        return f"{self.name} is {self.value!r}, set by {self.set_by}, and not {self.instead_of!r}"
+        return f"{self.name} is {self.value!r}, set by {self.set_by}, instead of {self.instead_of!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class Determinism:
     """What ``deterministic()`` found and left behind. As a context manager it puts back what it found."""
 
     before: Mapping[str, str]
-    """Every switch as it was; an empty text is a variable that was not set."""
+    """Every switch as it was before; an empty text means that the variable was not set."""
     after: Mapping[str, str]
-    """Every switch as it is in force now."""
+    """Every switch as it is now."""
     conflicts: tuple[Conflict, ...] = ()
 
     @property
     def changed(self) -> dict[str, tuple[str, str]]:
-        """The switches that were turned, with their value before and after."""
+        """The switches that were changed, with their values before and after."""
         return {
             name: (self.before[name], now) for name, now in self.after.items() if self.before[name] != now
         }
@@ -88,14 +88,12 @@ class Determinism:
     def __str__(self) -> str:
         lines = [f"{name}: {old or '(not set)'} -> {new}" for name, (old, new) in self.changed.items()]
         lines += [f"conflict: {conflict}" for conflict in self.conflicts]
-        return "\n".join(lines) or "deterministic already; nothing was changed"
+        return "\n".join(lines) or "already deterministic; nothing was changed"
 
     def __enter__(self) -> Determinism:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for name in self.changed:
             if name not in _TORCH:
                 _set_variable(name, self.before[name])
@@ -104,11 +102,11 @@ class Determinism:
 
 
 def deterministic(system_envs: Mapping[str, object] | None = None) -> Determinism:
-    """Turn every switch that makes this process, and those it starts, deterministic. Call it first of all.
+    """Make this process, and those it starts, deterministic. Call it before anything else.
 
-    ``system_envs`` is the section of that name of a ROLL config; what it says about determinism is used and
-    the rest is left alone. A value that a person set is kept, and reported where it is in the way. Raises
-    ``TooLateError``, and changes nothing, if CUDA or NCCL has started with other values.
+    ``system_envs`` is the section of that name in a ROLL config; what it says about determinism is used and
+    the rest is ignored. A value that the user set is kept, and reported if it prevents determinism. Raises
+    ``TooLateError``, and changes nothing, if CUDA or NCCL has already started with other values.
 
     >>> with deterministic() as report:
     ...     report.after["NCCL_ALGO"]
@@ -133,9 +131,19 @@ def deterministic(system_envs: Mapping[str, object] | None = None) -> Determinis
 
 
 def in_force() -> dict[str, str]:
-    """Every switch as it is now, by name; torch's only if torch is loaded. An empty text is: not set."""
+    """Every switch as it is now, by name; torch's only if torch is loaded. An empty text means: not set."""
     found = {name: os.environ.get(name, "") for name in WATCHED}
+    if _unseeded:
+        found["unseeded"] = ", ".join(sorted(_unseeded))
     return found | _torch_switches(sys.modules.get("torch"))
+
+
+_unseeded: set[str] = set()
+
+
+def note_unseeded(what: str) -> None:
+    """Have tapes say from now on that a part of this run is random and no seed fixes it."""
+    _unseeded.add(what)
 
 
 def _given(system_envs: Mapping[str, object]) -> dict[str, str]:
@@ -146,7 +154,7 @@ def _given(system_envs: Mapping[str, object]) -> dict[str, str]:
             continue
         if not isinstance(value, (str, int)):
             raise ConfigError(
-                f"{value!r} cannot be the value of an environment variable",
+                f"the value of an environment variable must be text or a whole number, not {value!r}",
                 where=f"system_envs.{name}",
                 hint=f"write {name}: '{FLAGS.get(name, '1')}'",
             )
@@ -159,9 +167,8 @@ def _conflicts(given: Mapping[str, str], found: Mapping[str, str]) -> tuple[Conf
     for name in {**FLAGS, **given}:
         if name in given and found[name] and not _is(name, found[name], given[name]):
             conflicts.append(Conflict(name, given[name], "system_envs", found[name]))
-        value, source = (
-            (given[name], "system_envs") if name in given else (found.get(name, ""), "environment")
-        )
+        ours = (given[name], "system_envs") if name in given else (found.get(name, ""), "environment")
+        value, source = ours
         if value and name in FLAGS and not _is(name, value, FLAGS[name]):
             conflicts.append(Conflict(name, value, source, FLAGS[name]))
     return tuple(conflicts)
@@ -177,9 +184,7 @@ def _refuse_if_late(changes: Mapping[str, str]) -> None:
     if torch is None:
         return
     started = []
-    cuda = [
-        name for name in ("CUBLAS_WORKSPACE_CONFIG", "NVTE_ALLOW_NONDETERMINISTIC_ALGO") if name in changes
-    ]
+    cuda = [name for name in _READ_BY_CUDA if name in changes]
     if cuda and torch.cuda.is_initialized():
         started.append(f"CUDA is initialised, and {' and '.join(cuda)} may have been read already")
     if "NCCL_ALGO" in changes and _nccl_is_up(torch):
@@ -188,7 +193,7 @@ def _refuse_if_late(changes: Mapping[str, str]) -> None:
         return
     exports = " ".join(f"{name}={value}" for name, value in changes.items())
     raise TooLateError(
-        "determinism is asked for too late in this process; nothing was changed",
+        "it is too late to make this process deterministic; nothing was changed",
         causes=started,
         hint="call rolltape.deterministic() before the first tensor goes to a device and before "
         f"torch.distributed starts, or start the program with: {exports}",

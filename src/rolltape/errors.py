@@ -1,37 +1,40 @@
 """Every error Rolltape raises on purpose, in one tree.
 
     RolltapeError
-    ├── ConfigError            (ValueError)          an option has a value it cannot have
-    ├── KeyNameError           (ValueError)          a step, split, stage or call that cannot name a recording
-    ├── StageError             (ValueError)          a stage is declared twice, or cannot be a stage
+    ├── ConfigError            (ValueError)          an option has an invalid value
+    ├── KeyNameError           (ValueError)          an invalid step, split, stage or call
+    ├── StageError             (ValueError)          a stage name is used twice, or cannot be used
     ├── NoStepError            (RuntimeError)        a stage was called outside ``with tape.step(...)``
     ├── TapeClosedError        (RuntimeError)        the tape was used after ``close()``
-    ├── TapeNotFoundError      (FileNotFoundError)   there is no tape where one was asked for
-    ├── NotATapeError          (NotADirectoryError)  something is there, but it is not a tape
+    ├── TapeNotFoundError      (FileNotFoundError)   there is no tape at this path
+    ├── NotATapeError          (NotADirectoryError)  the path exists, but it is not a tape
     ├── StepMissingError       (FileNotFoundError)   the step is not on the tape and ``on_miss`` is ``error``
-    ├── StepExistsError        (FileExistsError)     the step is on the tape, to be neither kept nor rewritten
+    ├── StepExistsError        (FileExistsError)     the step is already on the tape
     ├── StorageError           (OSError)             reading or writing the tape's files failed
     │   ├── TapeReadOnlyError  (PermissionError)     the tape cannot be written
     │   └── DiskFullError                            no space left; says how much was needed
-    ├── CorruptFileError       (ValueError)          a file is truncated, altered, or not ours
+    ├── CorruptFileError       (ValueError)          a file is truncated, altered, or not written by Rolltape
+    │   └── MisplacedFileError                       a recording lies where another one belongs
+    ├── MemoryLimitError       (MemoryError)         a file asks for more memory than it may take
     ├── FormatVersionError     (ValueError)          the tape was written by a newer Rolltape
     ├── BatchError             (ValueError)          columns that do not form a batch
     ├── UnsupportedValueError  (TypeError)           a value no adapter can store; names the field
     ├── UnknownAdapterError    (LookupError)         the file names an adapter or class not registered here
-    ├── ExpectationError       (TypeError)           a column has another dtype than the stage expects
+    ├── ExpectationError       (TypeError)           a column does not have the dtype the stage expects
     ├── MismatchError          (ValueError)          fingerprint parts differ between recording and replay
     ├── RecordError            (RuntimeError)        a recording failed in the background
-    ├── TooLateError           (RuntimeError)        determinism was asked for after it could be had
-    ├── PromptError            (ValueError)          a prompt no engine could take; names it and the field
+    ├── TooLateError           (RuntimeError)        it is too late to make this process deterministic
+    ├── PromptError            (ValueError)          an invalid prompt; names its position and the field
     ├── EngineError            (RuntimeError)        an engine or its server failed, or cannot do this
     │   └── EngineUnreachableError (ConnectionError) its server is down, too slow, or dropped the connection
-    ├── GenerationError        (RuntimeError)        some prompts failed; carries what the others gave
+    ├── GenerationError        (RuntimeError)        some prompts failed; has the completions of the others
     ├── WeightsError           (ValueError)          weights that do not fit the engine; names the tensor
-    ├── StaleWeightsError      (RuntimeError)        the engine's weights are too old: ``max_staleness``
+    ├── UnsupportedReleaseError (RuntimeError)       a release of a framework that cannot be hooked
+    ├── StaleWeightsError      (RuntimeError)        the engine's weights are older than allowed
     └── MissingDependencyError (ImportError)         an optional package is needed; says which extra
 
-Each also inherits the built-in error people would catch. A message says what happened, where,
-what the likely causes are, and what to do next.
+Each also inherits the built-in error that fits. A message says what happened, where,
+the likely causes, and what to do next.
 """
 
 from __future__ import annotations
@@ -41,48 +44,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
-    "BatchError",
-    "ConfigError",
-    "CorruptFileError",
-    "DiskFullError",
-    "EngineError",
-    "EngineUnreachableError",
-    "ExpectationError",
-    "FormatVersionError",
-    "GenerationError",
-    "KeyNameError",
-    "MismatchError",
-    "MissingDependencyError",
-    "NoStepError",
-    "NotATapeError",
-    "PromptError",
-    "RecordError",
-    "RolltapeError",
-    "StageError",
-    "StaleWeightsError",
-    "StepExistsError",
-    "StepMissingError",
-    "StorageError",
-    "TapeClosedError",
-    "TapeNotFoundError",
-    "TapeReadOnlyError",
-    "TooLateError",
-    "UnknownAdapterError",
-    "UnsupportedValueError",
-    "WeightsError",
-]
+    "BatchError", "ConfigError", "CorruptFileError", "DiskFullError", "EngineError",
+    "EngineUnreachableError", "ExpectationError", "FormatVersionError", "GenerationError",
+    "KeyNameError", "MemoryLimitError", "MismatchError", "MisplacedFileError", "MissingDependencyError",
+    "NoStepError", "NotATapeError",
+    "PromptError", "RecordError", "RolltapeError", "StageError", "StaleWeightsError",
+    "StepExistsError", "StepMissingError", "StorageError", "TapeClosedError", "TapeNotFoundError",
+    "TapeReadOnlyError", "TooLateError", "UnknownAdapterError", "UnsupportedReleaseError",
+    "UnsupportedValueError", "WeightsError",
+]  # fmt: skip
 
 
 class RolltapeError(Exception):
     """Base of every error Rolltape raises on purpose."""
 
     def __init__(
-        self,
-        what: str,
-        *,
-        where: object = None,
-        causes: Sequence[str] = (),
-        hint: str | None = None,
+        self, what: str, *, where: object = None, causes: Sequence[str] = (), hint: str | None = None
     ) -> None:
         self.what = what
         self.where = None if where is None else str(where)
@@ -93,7 +70,7 @@ class RolltapeError(Exception):
     def __str__(self) -> str:
         lines = [self.what]
         if self.where:
-            lines.append(f"  where: {self.where}")
+            lines.append(f"  where: {_one_line(self.where)}")
         if len(self.causes) == 1:
             lines.append(f"  likely cause: {self.causes[0]}")
         elif self.causes:
@@ -104,12 +81,17 @@ class RolltapeError(Exception):
         return "\n".join(lines)
 
 
+def _one_line(text: str) -> str:
+    """A path with a line end in its name must not begin a line of its own."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
 class ConfigError(RolltapeError, ValueError):
-    """An option has a value it cannot have."""
+    """An option has an invalid value."""
 
 
 class KeyNameError(RolltapeError, ValueError):
-    """A step, split, stage or call cannot name a recording."""
+    """A step, split, stage or call is not valid in the name of a recording."""
 
 
 class StageError(RolltapeError, ValueError):
@@ -125,35 +107,28 @@ class TapeClosedError(RolltapeError, RuntimeError):
 
 
 class _OSErrorMixin(RolltapeError):
-    """Gives an error that is also an ``OSError`` the number people test for."""
+    """Sets the ``errno`` of an error that is also an ``OSError``."""
 
     code = errno.EIO
     errno: int | None
     strerror: str | None
     filename: Any
 
-    def __init__(
-        self,
-        what: str,
-        *,
-        where: object = None,
-        causes: Sequence[str] = (),
-        hint: str | None = None,
-    ) -> None:
-        super().__init__(what, where=where, causes=causes, hint=hint)
+    def __init__(self, what: str, **about: Any) -> None:
+        super().__init__(what, **about)
         self.errno = self.code
         self.filename = self.where
         self.strerror = what
 
 
 class TapeNotFoundError(_OSErrorMixin, FileNotFoundError):
-    """There is no tape where one was asked for."""
+    """There is no tape at this path."""
 
     code = errno.ENOENT
 
 
 class NotATapeError(_OSErrorMixin, NotADirectoryError):
-    """Something is there, but it is not a tape."""
+    """The path exists, but it is not a tape."""
 
     code = errno.ENOTDIR
 
@@ -165,7 +140,7 @@ class StepMissingError(_OSErrorMixin, FileNotFoundError):
 
 
 class StepExistsError(_OSErrorMixin, FileExistsError):
-    """The step is on the tape already and nobody asked to keep or rewrite it."""
+    """The step is already on the tape, and ``overwrite`` is neither ``keep`` nor ``rewrite``."""
 
     code = errno.EEXIST
 
@@ -190,6 +165,14 @@ class CorruptFileError(RolltapeError, ValueError):
     """A file is truncated, altered, or not written by Rolltape."""
 
 
+class MisplacedFileError(CorruptFileError):
+    """A recording lies where another one belongs: renamed, swapped, or copied from another tape."""
+
+
+class MemoryLimitError(RolltapeError, MemoryError):
+    """A file asks for more memory than it may take; the message has the limit and how to raise it."""
+
+
 class FormatVersionError(RolltapeError, ValueError):
     """The tape was written by a newer Rolltape."""
 
@@ -207,7 +190,7 @@ class UnknownAdapterError(RolltapeError, LookupError):
 
 
 class ExpectationError(RolltapeError, TypeError):
-    """A column has another dtype than the stage expects."""
+    """A column does not have the dtype that the stage expects."""
 
 
 class MismatchError(RolltapeError, ValueError):
@@ -219,11 +202,11 @@ class RecordError(RolltapeError, RuntimeError):
 
 
 class TooLateError(RolltapeError, RuntimeError):
-    """A library has read its switches already; setting them now would change nothing."""
+    """A library has already read its settings; changing them now would have no effect."""
 
 
 class PromptError(RolltapeError, ValueError):
-    """A prompt is one that the engine cannot take; the message names its position and the field."""
+    """A prompt is invalid; the message names its position and the field."""
 
 
 class EngineError(RolltapeError, RuntimeError):
@@ -235,26 +218,24 @@ class EngineUnreachableError(EngineError, ConnectionError):
 
 
 class GenerationError(RolltapeError, RuntimeError):
-    """Some prompts failed. What the others gave is in ``rollout``, so that only the rest has to run again."""
+    """Some prompts failed. ``rollout`` has the completions of the others, so only the rest must run again."""
 
     def __init__(
         self,
         what: str,
         *,
-        where: object = None,
-        causes: Sequence[str] = (),
-        hint: str | None = None,
         rollout: Any = None,
         failures: Mapping[int, Exception] | None = None,
         prompts: Sequence[Any] = (),
+        **about: Any,
     ) -> None:
-        super().__init__(what, where=where, causes=causes, hint=hint)
+        super().__init__(what, **about)
         self.rollout = rollout
         """The completions of every prompt that did not fail: a ``Rollout``."""
         self.failures = dict(failures or {})
         """The error of each prompt that failed, by its position."""
         self.prompts = list(prompts)
-        """Those prompts, with their uids: generate again with them, then ``Rollout.join``."""
+        """The prompts that failed, with their uids: generate with them again, then ``Rollout.join``."""
 
 
 class WeightsError(RolltapeError, ValueError):
@@ -262,7 +243,11 @@ class WeightsError(RolltapeError, ValueError):
 
 
 class StaleWeightsError(RolltapeError, RuntimeError):
-    """The engine's weights are further behind the trainer's than ``max_staleness`` allows."""
+    """The engine's weights are more versions behind the trainer's than ``max_staleness`` allows."""
+
+
+class UnsupportedReleaseError(RolltapeError, RuntimeError):
+    """A release of a framework lacks what a hook needs; the message names it and the releases that work."""
 
 
 class MissingDependencyError(RolltapeError, ImportError):

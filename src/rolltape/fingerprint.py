@@ -28,7 +28,7 @@ class Part:
     level: MatchLevel
     """What a difference does."""
     recorded: str
-    """For people: where it differs, as recorded."""
+    """Where it differs, as recorded; for messages."""
     given: str
     """The same in this run."""
 
@@ -68,7 +68,7 @@ def differences(recorded: Any, given: Any, path: str = "") -> Iterator[tuple[str
 
 
 def shortened(recorded: str, given: str) -> tuple[str, str]:
-    """Two texts that differ, cut so that the difference is seen.
+    """Two texts that differ, shortened so that the difference can be seen.
 
     >>> shortened("a" * 300 + "b", "a" * 300 + "c")[0]
     '…aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab'

@@ -79,13 +79,13 @@ class Key:
         object.__setattr__(self, "world_size", as_step(self.world_size, "world_size"))
         if self.rank >= self.world_size:
             raise KeyNameError(
-                f"rank {self.rank} is not below world_size {self.world_size}",
+                f"rank must be less than world_size {self.world_size}, not {self.rank}",
                 hint="ranks go from 0 to world_size - 1",
             )
         if isinstance(self.call, str) and len(self._file) > MAX_FILE_NAME:
             raise KeyNameError(
-                f"call {self.call!r} needs a file name of {len(self._file)} bytes, over {MAX_FILE_NAME}",
-                causes=["a byte that is not an ASCII letter, digit, `_`, `-` or `~` is quoted as three"],
+                f"call {self.call!r} needs a file name of {len(self._file)} bytes, above {MAX_FILE_NAME}",
+                causes=["each byte that is not an ASCII letter, digit, `_`, `-` or `~` takes three"],
                 hint="choose a shorter text for the call",
             )
 
@@ -96,9 +96,9 @@ class Key:
 
     @property
     def _file(self) -> str:
-        call = (
-            f".k{_quoted(self.call)}" if isinstance(self.call, str) else f".c{self.call}" if self.call else ""
-        )
+        call = f".c{self.call}" if self.call else ""
+        if isinstance(self.call, str):
+            call = f".k{_quoted(self.call)}"
         shard = f".r{self.rank}of{self.world_size}" if self.world_size > 1 else ""
         return f"step_{self.step:06d}{call}{shard}{'.in' if self.inputs else ''}.parquet"
 
@@ -131,7 +131,7 @@ class Key:
 
 
 def metrics_path(split: str) -> str:
-    """The file of what was logged for a split, relative to the tape.
+    """The file with the metrics of a split, relative to the tape.
 
     >>> metrics_path("train")
     'train/metrics.jsonl'
@@ -140,7 +140,7 @@ def metrics_path(split: str) -> str:
 
 
 def check_name(kind: str, name: object) -> str:
-    """Return ``name`` if a split or stage can have it; else ``KeyNameError`` suggests one it can have.
+    """Return ``name`` if it is valid for a split or stage; else raise ``KeyNameError`` with a suggestion.
 
     >>> check_name("stage", "ref_logprob")
     'ref_logprob'
@@ -152,12 +152,9 @@ def check_name(kind: str, name: object) -> str:
         return str(name)
     cleaned = _cleaned(name) if isinstance(name, str) else None
     shown = repr(name) if len(repr(name)) <= MAX_NAME else repr(name)[: MAX_NAME - 3] + "..."
-    raise KeyNameError(
-        f"{kind} name {shown} {problem}",
-        hint=f"name it {cleaned!r}"
-        if cleaned
-        else "use letters, digits, `_`, `-` and `.`, as in 'ref_logprob'",
-    )
+    advice = "use letters, digits, `_`, `-` and `.`, as in 'ref_logprob'"
+    hint = f"name it {cleaned!r}" if cleaned else advice
+    raise KeyNameError(f"{kind} name {shown} {problem}", hint=hint)
 
 
 @lru_cache(maxsize=256)
@@ -169,23 +166,23 @@ def _is_allowed(name: str) -> bool:
 def _problem(name: object) -> str | None:
     """What is wrong with a name, as the end of a sentence; positions count from 1."""
     if not isinstance(name, str):
-        return f"is not text but {type(name).__name__}"
+        return f"must be text, not {type(name).__name__}"
     if not name:
         return "is empty"
     if wrong := re.search(r"[^A-Za-z0-9_.-]", name):
-        return f"has {wrong[0]!r} at position {wrong.start() + 1}; ASCII letters, digits, `_-.` are allowed"
+        return f"has {wrong[0]!r} at position {wrong.start() + 1}; use ASCII letters, digits and `_-.` only"
     if len(name) > MAX_NAME:
-        return f"has {len(name)} characters; {MAX_NAME} are allowed"
+        return f"has {len(name)} characters; at most {MAX_NAME} are allowed"
     if name[0] in ".-":
-        return f"has {name[0]!r} at position 1; the first is a letter, a digit or `_`"
+        return f"has {name[0]!r} at position 1; it must start with a letter, a digit or `_`"
     if ".." in name:
         return f"has '..' at position {name.index('..') + 1}"
     if name[-1] == ".":
-        return f"has '.' at position {len(name)}, at its end, where Windows drops it"
+        return f"has '.' at position {len(name)}, at its end; Windows drops a dot there"
     if _WINDOWS.fullmatch(name):
         return "is reserved by Windows"
     if name.lower() in _TAKEN or name.lower().endswith(".parquet"):
-        return "looks like a file of the tape"
+        return "looks like one of the tape's own files"
     return None
 
 
@@ -206,7 +203,7 @@ def _check_call(call: object) -> int | str:
         return as_step(call, "call")
     if not call:
         raise KeyNameError(
-            "call is an empty text", hint="number the calls 0, 1, … or give each a text of its own"
+            "call must not be an empty text", hint="number the calls 0, 1, … or give each its own text"
         )
     try:
         size = len(call.encode())
@@ -217,7 +214,7 @@ def _check_call(call: object) -> int | str:
         ) from None
     if size > MAX_CALL_BYTES:
         raise KeyNameError(
-            f"call {call[:40]!r}... has {size} UTF-8 bytes; {MAX_CALL_BYTES} are allowed",
+            f"call {call[:40]!r}... has {size} UTF-8 bytes; at most {MAX_CALL_BYTES} are allowed",
             hint="choose a shorter text for the call, a request id or a hash",
         )
     # A str subclass (an enum, say) may print as something else.

@@ -1,4 +1,4 @@
-"""What happens at a step: a pure decision from the step, what is recorded, and the options.
+"""What happens at a step: a pure decision based on the step, what is recorded, and the options.
 
 Knows nothing of files, stages or engines. ``decide`` says what to do and why; the tape does it.
 
@@ -10,9 +10,9 @@ Knows nothing of files, stages or engines. ``decide`` says what to do and why; t
 | replay  | return the recording                           | ``on_miss``, default error   |
 | auto    | return the recording                           | ``on_miss``, default record  |
 
-Outside ``steps`` the tape does not act, whatever is recorded there: ``beyond`` says what happens instead, in
-the words of ``on_miss``. There ``live`` neither plays nor saves, ``error`` stops the run, ``record`` does as
-mode ``record`` (in mode ``rewrite``: ``rewrite``) would, and the others play a recorded step.
+Outside ``steps`` the tape does not act, even if a step is recorded: ``beyond`` says what happens instead. It
+takes the values of ``on_miss``: ``live`` neither plays nor saves, ``error`` stops the run, ``record`` acts
+like mode ``record`` (in mode ``rewrite``: ``rewrite``), and the others play a recorded step.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rolltape.choices import NamedOption
 from rolltape.errors import RolltapeError, StepExistsError, StepMissingError
 from rolltape.steps import ALL_STEPS, StepSelector, as_step
-from rolltape.word import Word
 
 __all__ = ["Action", "Decision", "Mode", "OnMiss", "Overwrite", "Policy", "decide"]
 
 
-class Mode(Word):
+class Mode(NamedOption):
     """What the tape does. ROLL says ``dump`` for record and ``mock`` for replay, verl ``cache`` for auto."""
 
     OFF = "off"
@@ -42,7 +42,7 @@ class Mode(Word):
         return {"dump": "record", "mock": "replay", "cache": "auto"}
 
 
-class OnMiss(Word):
+class OnMiss(NamedOption):
     """What happens at a step that is not on the tape (``on_miss``) or not one of ``steps`` (``beyond``)."""
 
     ERROR = "error"
@@ -53,7 +53,7 @@ class OnMiss(Word):
     NEAREST = "nearest"
 
 
-class Overwrite(Word):
+class Overwrite(NamedOption):
     """What mode ``record`` does at a step that is on the tape already."""
 
     ERROR = "error"
@@ -61,7 +61,7 @@ class Overwrite(Word):
     REWRITE = "rewrite"
 
 
-class Action(Word):
+class Action(NamedOption):
     """What is done at one step."""
 
     LIVE = "live"
@@ -115,7 +115,7 @@ class Decision:
     """How to avoid the error."""
 
     missed: bool = False
-    """Whether the step was looked for on the tape and is not there, so that ``on_miss`` applied."""
+    """Whether the step was looked for on the tape and not found, so that ``on_miss`` applied."""
 
     @property
     def calls_live(self) -> bool:
@@ -136,9 +136,9 @@ class Decision:
 def decide(step: int, recorded: Collection[int], policy: Policy, *, replays: bool = True) -> Decision:
     """Decide what happens at ``step``, given the steps that are ``recorded``.
 
-    A stage that never ``replays`` is computed anew wherever another would be replayed or missed. ``recorded``
-    is asked once whether it holds the step, and looked into further only to pick a substitute; a sequence,
-    which has to be in ascending order, costs a few looks then, however long it is.
+    With ``replays=False``, a stage runs live wherever another would be replayed or missing. ``recorded``
+    is asked once whether it contains the step, and is searched further only to pick a substitute. A sequence
+    must be in ascending order: it is searched by bisection.
 
     >>> policy = Policy(Mode.AUTO, steps=StepSelector.parse("1-3"), beyond=OnMiss.CYCLE)
     >>> [str(decide(step, {1, 2}, policy).action) for step in (1, 2, 3, 4)]
@@ -157,7 +157,7 @@ def decide(step: int, recorded: Collection[int], policy: Policy, *, replays: boo
     if policy.mode in (Mode.RECORD, Mode.REWRITE):
         return _save(step, recorded, policy, f"mode is {policy.mode}")
     if not replays and (policy.mode is Mode.REPLAY or step in recorded):
-        return Decision(Action.LIVE, step, "this stage is not one of those that are replayed")
+        return Decision(Action.LIVE, step, "this stage is never replayed")
     if step in recorded:
         return Decision(Action.REPLAY, step, f"step {step} is on the tape", source=step)
     by_default = OnMiss.ERROR if policy.mode is Mode.REPLAY else OnMiss.RECORD
@@ -166,19 +166,19 @@ def decide(step: int, recorded: Collection[int], policy: Policy, *, replays: boo
 
 
 def _save(step: int, recorded: Collection[int], policy: Policy, why: str) -> Decision:
-    """Run live and save, minding a recording that is there already."""
+    """Run live and save, unless a recording that already exists must stay."""
     if step not in recorded:
         return Decision(Action.RECORD, step, f"{why}, and step {step} is not on the tape yet")
     if policy.mode is Mode.REWRITE or policy.overwrite is Overwrite.REWRITE:
-        return Decision(Action.REWRITE, step, f"{why}, and the recording of step {step} is to be replaced")
+        return Decision(Action.REWRITE, step, f"{why}, and the recording of step {step} will be replaced")
     if policy.overwrite is Overwrite.KEEP:
         return Decision(
-            Action.LIVE, step, f"{why}, but step {step} is on the tape already and is kept as it is"
+            Action.LIVE, step, f"{why}, but step {step} is already on the tape and is kept as it is"
         )
     return Decision(
         Action.ERROR,
         step,
-        f"{why}, but step {step} is on the tape already",
+        f"{why}, but step {step} is already on the tape",
         error=StepExistsError,
         hint="set overwrite=keep or overwrite=rewrite, use mode=auto to replay it, or record to another dir",
     )
@@ -211,7 +211,7 @@ def _substitute(step: int, recorded: Collection[int], policy: Policy, word: OnMi
         return Decision(Action.RECORD, step, f"{why}, and the tape is empty, so it runs live and is saved")
     if pool.holds(step):
         return Decision(
-            Action.REPLAY, step, f"{why}, but only such steps are on the tape, this one too", source=step
+            Action.REPLAY, step, f"{why}, but so is every recorded step, and this is one of them", source=step
         )
     source = pool.pick(step, word)
     return Decision(
@@ -221,7 +221,7 @@ def _substitute(step: int, recorded: Collection[int], policy: Policy, word: OnMi
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """The recorded steps that may be played for others: a part of a sorted sequence, not copied."""
+    """The recorded steps that may be played in place of others: part of a sorted sequence, not copied."""
 
     steps: Sequence[int]
     start: int
@@ -236,7 +236,7 @@ class _Pool:
         return at < self.stop and self.steps[at] == step
 
     def pick(self, step: int, word: OnMiss) -> int:
-        """The step to play for one that is not in the pool, which is not empty."""
+        """The step to play in place of one that is not in the pool. The pool must not be empty."""
         if word is OnMiss.LAST:
             return self.steps[self.stop - 1]
         if word is OnMiss.CYCLE:
@@ -247,7 +247,7 @@ class _Pool:
 
 
 def _pool(on_tape: Sequence[int], steps: StepSelector) -> _Pool:
-    """The recorded steps inside ``steps``; all of them where none is."""
+    """The recorded steps inside ``steps``; all recorded steps if none is inside."""
     # Where the tape acts comes first: in verl's `repeat`, a step recorded past the end is not in the round.
     cuts = [(bisect_left(on_tape, run.start), bisect_left(on_tape, run.stop)) for run in steps.runs]
     cuts = [(start, stop) for start, stop in cuts if start < stop]

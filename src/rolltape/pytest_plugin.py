@@ -1,8 +1,8 @@
 """Recorded rollouts as fixtures of a trainer's own test suite.
 
-    def test_two_steps(tape):
-        train(tape, steps=2)                 # the first time: pytest --rolltape=record
-        assert_matches_tape(tape)            # from then on: replayed, and compared
+    def test_two_steps(rolltape_tape):
+        train(rolltape_tape, steps=2)        # the first time: pytest --rolltape=record
+        assert_matches_tape(rolltape_tape)   # from then on: replayed, and compared
 
 Each test has a tape of its own, in ``tapes/`` beside its file. Stages that are declared ``replay=False`` run
 in every replay; what they return is compared with what was recorded.
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture  # type: ignore[untyped-decorator]
-def tape(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[rolltape.Tape]:
+def rolltape_tape(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[rolltape.Tape]:
     """The tape of this test: replayed, or recorded where ``--rolltape`` asks for it."""
     import rolltape
 
@@ -64,31 +64,15 @@ def assert_matches_tape(tape: rolltape.Tape, *, gate: Any = None, steps: Any = N
     ``gate`` is a gate as a mapping or the path of its file, ``steps`` as in ``"0-9"``.
     """
     __tracebackhide__ = True
-    from rolltape.config_file import load_file
-    from rolltape.steps import ALL_STEPS, StepSelector
-    from rolltape.storage import LocalStorage
-    from rolltape.verify import compare_tapes
-    from rolltape.verify.gate import Gate, findings, parse
-    from rolltape.verify.noise import read_floor
-    from rolltape.verify.report import report
+    from rolltape.verify import compare
 
     if tape.out is None or tape.dir is None or tape.out.dir is None:
         return
     tape.flush()
-    rules = (
-        Gate() if gate is None else parse(load_file(gate), gate if isinstance(gate, (str, Path)) else None)
-    )
-    ours, theirs = LocalStorage(tape.dir), LocalStorage(tape.out.dir)
-    floor = read_floor(ours)
-    compared = compare_tapes(
-        ours, theirs, steps=ALL_STEPS if steps is None else StepSelector.parse(steps),
-        rules=lambda stage, name: rules.limits(stage, name, floor.of(stage, name) if floor else None),
-    )  # fmt: skip
-    compared.allow(rules.allows)
-    found = report(compared, ours, theirs)
-    wrong = findings(rules, compared.entries, found.proofs)
-    if not wrong and compared.compared:
+    report = compare(tape.dir, tape.out.dir, gate=gate, steps=steps)
+    if report.clean:
         return
-    causes = [f"Looks like: {cause.text}." for cause in found.causes]
-    lines = [found.sentence, *causes, *(f"  {finding.path}: {finding.text}" for finding in wrong)]
+    causes = [f"Looks like: {cause.text}." for cause in report.causes]
+    lines = [report.sentence, *causes, f"Confidence: {report.confidence}.", f"See it: {report.view}"]
+    lines += [f"  {finding.path}: {finding.text}" for finding in report.findings]
     pytest.fail("\n".join(lines), pytrace=False)

@@ -2,7 +2,7 @@
 
 A skipped stage draws no random numbers. Without this, shuffles, dropout and sampling after it would differ
 from the recorded run. Covers the global generators of Python, numpy and torch (CPU and devices that are in
-use); generators that a program makes for itself are its own.
+use); generators that a program creates for itself are not covered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rolltape.batch.plain import Json
+from rolltape.batch.json_values import Json
 from rolltape.errors import CorruptFileError
 
 
@@ -55,7 +55,7 @@ def restore(found: dict[str, Json]) -> None:
 
 
 def _devices(torch: Any) -> dict[str, list[Any]]:
-    """The states of accelerators that this process has begun to use; asking must not wake one up."""
+    """The states of the accelerators that this process already uses; asking must not initialize one."""
     found = {}
     for name in ("cuda", "npu", "xpu"):
         module = getattr(torch, name, None)

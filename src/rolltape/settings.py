@@ -1,4 +1,4 @@
-"""The options of a tape, and where each may come from: argument > environment > file > default.
+"""The options of a tape, and which source wins: argument > environment > file > default.
 
 Pure: reads no file (``config_file`` does) and opens no tape.
 """
@@ -13,30 +13,29 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, TypeAlias
 
+from rolltape.choices import NamedOption, parse_size
 from rolltape.errors import ConfigError, RolltapeError
 from rolltape.key import check_name
 from rolltape.policy import Mode, OnMiss, Overwrite, Policy
-from rolltape.sizes import parse_size
 from rolltape.steps import ALL_STEPS, NO_STEPS, StepSelector, as_step
-from rolltape.word import Word
 
 __all__ = ["MatchLevel", "OnError", "Settings", "resolve"]
 
 _PREFIX = "ROLLTAPE_"
 
-# What was given: by option, where it comes from and what was written there.
+# For each option that was given: where it was given, and the raw value.
 _Given: TypeAlias = dict[str, tuple[str, Any]]
 
 
-class OnError(Word):
+class OnError(NamedOption):
     """What a failure to record does to the training run."""
 
     RAISE = "raise"
     WARN = "warn"
 
 
-class MatchLevel(Word):
-    """What a fingerprint part that differs does."""
+class MatchLevel(NamedOption):
+    """What happens when a part of the fingerprint differs."""
 
     ERROR = "error"
     WARN = "warn"
@@ -70,7 +69,7 @@ class Settings:
     """What mode ``record`` does at a step that is on the tape already."""
 
     out: str | None = None
-    """A second tape, for what a replay computes anew: its metrics, and the stages that ran live."""
+    """A second tape for what a replay computes: its metrics, and the stages that ran live."""
 
     stages: tuple[str, ...] | None = None
     """The stages that are replayed; others run live. ``None``: all but those declared ``replay=False``."""
@@ -88,10 +87,10 @@ class Settings:
     """What must match between recording and replay, in named parts."""
 
     match: Mapping[str, MatchLevel] = field(default_factory=dict)
-    """What a part of the fingerprint that differs does, by part; error where nothing is said."""
+    """What happens when a part of the fingerprint differs, by part; ``error`` for parts not listed."""
 
     max_keep: int | None = None
-    """How many recorded steps of each stage to keep, those written last; ``None`` keeps all."""
+    """How many recorded steps to keep per stage (the last ones written); ``None`` keeps all."""
 
     pin_steps: StepSelector = NO_STEPS
     """Steps that ``max_keep`` never deletes."""
@@ -100,7 +99,7 @@ class Settings:
     """What a failure to record does to the training run."""
 
     background: bool = True
-    """Whether recordings are written by a thread while training goes on."""
+    """Whether a background thread writes recordings while training continues."""
 
     random_state: bool = True
     """Whether a recording keeps the random state the live call left behind, and replay restores it."""
@@ -109,27 +108,27 @@ class Settings:
     """Whether replay reads the next step ahead."""
 
     max_pending_bytes: int = 2**30
-    """How much may wait to be written before recording waits too, and how much may be read ahead.
+    """How much data may wait to be written before recording blocks, and how much may be read ahead.
 
-    ``"512MB"`` or ``"1GiB"`` will do.
+    A number of bytes, or text such as ``"512MB"`` or ``"1GiB"``.
     """
 
     def __post_init__(self) -> None:
         if self.rank >= self.world_size:
             raise ConfigError(
-                f"rank {self.rank} is not below world_size {self.world_size}",
+                f"rank must be less than world_size {self.world_size}, not {self.rank}",
                 hint="ranks go from 0 to world_size - 1; set both",
             )
         if self.mode is not Mode.OFF and self.dir is None:
             raise ConfigError(
-                f"mode is {self.mode}, but there is no dir to find the tape in",
-                hint=f"set dir, as an argument, in the config file or as {_PREFIX}DIR; or set mode to off",
+                f"mode is {self.mode}, but dir (the path of the tape) is not set",
+                hint=f"set dir as an argument, in the config file or as {_PREFIX}DIR; or set mode to off",
             )
 
         if self.out is not None and self.mode is not Mode.REPLAY:
             raise ConfigError(
-                f"out is set and mode is {self.mode}: only a replay has a second tape to write to",
-                hint="set mode to replay, or leave out away: what is recorded goes to dir",
+                f"out is set, but mode is {self.mode}: only mode replay writes a second tape",
+                hint="set mode to replay, or remove out: recordings go to dir",
             )
 
     @property
@@ -143,10 +142,10 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     file: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Make settings of what was given: argument > environment > file > default, option by option.
+    """Combine the given options into settings: argument > environment > file > default, for each option.
 
     An argument or config key that is ``None`` and a variable that is empty count as not given. A mapping
-    replaces, and is not merged with, the one of a weaker source. ``file`` is what
+    replaces the one from a weaker source; the two are not merged. ``file`` is what
     ``config_file.load_file`` returns.
 
     >>> settings = resolve({"mode": "replay"}, {"ROLLTAPE_STEPS": "0-9"}, {"dir": "runs/a", "mode": "record"})
@@ -163,11 +162,8 @@ def resolve(
     try:
         return Settings(**values)
     except ConfigError as error:
-        named = [
-            given[name][0]
-            for name in ("mode", "out", "rank", "world_size")
-            if name in given and name in error.what
-        ]
+        options = ("mode", "out", "rank", "world_size")
+        named = [given[name][0] for name in options if name in given and name in error.what]
         raise ConfigError(error.what, where=", ".join(named) or None, hint=error.hint) from None
 
 
@@ -176,7 +172,7 @@ def _from_names(named: Mapping[str, Any], kind: str) -> _Given:
         if name not in _READ:
             nearest = get_close_matches(str(name).lower(), _READ, n=1)
             raise ConfigError(
-                f"there is no option {name!r}; there are {', '.join(_READ)}",
+                f"unknown option {name!r}; the options are {', '.join(_READ)}",
                 where=f"{kind} `{name}`",
                 hint=f"did you mean `{nearest[0]}`?" if nearest else "remove it",
             )
@@ -194,7 +190,7 @@ def _from_environ(environ: Mapping[str, str]) -> _Given:
                 given[name] = (f"environment variable {variable}", value)
         elif nearest := _misspelled(name):
             raise ConfigError(
-                f"there is no option {variable}",
+                f"unknown option {variable}",
                 where=f"environment variable {variable}",
                 hint=f"did you mean {_PREFIX}{nearest.upper()}? If it is for another tool, rename it",
             )
@@ -202,7 +198,7 @@ def _from_environ(environ: Mapping[str, str]) -> _Given:
 
 
 def _misspelled(name: str) -> str | None:
-    """The option a variable was meant to name; other tools' ROLLTAPE_ variables are no near miss of any."""
+    """The option that a variable probably meant; None if no option has a name like it."""
     swapped = [known for known in _READ if sorted(known) == sorted(name)]
     nearest = swapped or get_close_matches(name, _READ, n=1, cutoff=0.85)
     return nearest[0] if nearest else None
@@ -226,7 +222,7 @@ def _read_stages(value: object) -> tuple[str, ...]:
     """Names of stages: a list, or text with commas."""
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)):
-        raise ConfigError(f"{value!r} does not name stages", hint='write "rollout,reward"')
+        raise ConfigError(f"{value!r} is not a list of stage names", hint='write "rollout,reward"')
     return tuple(check_name("stage", name.strip() if isinstance(name, str) else name) for name in names)
 
 
@@ -238,7 +234,7 @@ def _read_count(value: object) -> int:
 def _read_positive(value: object) -> int:
     if number := _read_count(value):
         return number
-    raise ConfigError("the number must be 1 or more, not 0", hint="leave it out for the default")
+    raise ConfigError("the number must be at least 1, not 0", hint="leave it out for the default")
 
 
 def _read_bool(value: object) -> bool:
@@ -259,7 +255,7 @@ def _read_parts(value: object) -> dict[str, Any]:
         except ValueError as error:
             raise ConfigError(f"{value!r} is not JSON: {error}", hint='write {"model": "…"}') from None
     if not isinstance(parts, Mapping) or not all(isinstance(name, str) for name in parts):
-        raise ConfigError(f"{value!r} does not name its parts", hint='write {"model": "…"}')
+        raise ConfigError(f"{value!r} is not a mapping from names to values", hint='write {"model": "…"}')
     return dict(parts)
 
 
@@ -289,4 +285,4 @@ _READ: dict[str, Callable[[object], Any]] = {
     "prefetch": _read_bool,
     "max_pending_bytes": parse_size,
 }
-"""How each option is read from what a person wrote."""
+"""How each option is read from the value that was given."""

@@ -4,7 +4,7 @@ Pure. Knows nothing of tapes, files or modes. The text form of a set of steps is
 
     20          one step
     0-9         a range, both ends included
-    50-         from 50 on, without end
+    50-         50 and every later step
     0-90/10     every tenth step from 0 to 90 (a Python ``range`` with a stride); ``0-/10`` has no end
     all         every step
     (nothing)   no step
@@ -37,17 +37,15 @@ _HINT = 'write steps like "0-9,20,50-", or give a list, a range, or "all"'
 
 
 def as_step(value: object, what: str = "step") -> int:
-    """Return ``value`` as a plain ``int``, or raise ``KeyNameError`` if it cannot count steps.
+    """Return ``value`` as a plain ``int``, or raise ``KeyNameError`` if it is not a valid step.
 
-    Anything with ``__index__`` will do (numpy and torch integers); bools, floats and negatives will not.
+    Anything with ``__index__`` is fine (numpy and torch integers); bools, floats and negatives are not.
     ``what`` names the number in the message.
 
     >>> as_step(3)
     3
     """
-    if (
-        type(value) is int and 0 <= value <= MAX_STEP
-    ):  # nearly always, and the look below takes ten times longer
+    if type(value) is int and 0 <= value <= MAX_STEP:  # the usual case; the rest takes ten times longer
         return value
     # A dtype tells numpy and torch booleans, which are not ``bool``, from integers.
     is_bool = isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))
@@ -65,7 +63,7 @@ def as_step(value: object, what: str = "step") -> int:
 def _not_a_step(what: str, value: object) -> KeyNameError:
     return KeyNameError(
         f"{what} must be a whole number from 0 to 2**63-1, not {_shown(value)} ({type(value).__name__})",
-        hint=f"pass the {what} as an int",
+        hint="pass an int that is not negative",
     )
 
 
@@ -78,7 +76,7 @@ def _shown(value: object) -> str:
 class StepSelector:
     """An immutable set of steps. Build it with ``parse``; its cost grows with its pieces, not its steps.
 
-    Two selectors are equal when they print alike. Ranges without a stride are merged, so for them that is
+    Two selectors are equal when they print the same. Ranges without a stride are merged, so for them that is
     equality as sets; a range with a stride is kept as it was given.
 
     >>> steps = StepSelector.parse("20, 5-9, 0-4, 50-")
@@ -134,7 +132,7 @@ class StepSelector:
     def __iter__(self) -> Iterator[int]:
         if not self.bounded:
             raise ConfigError(
-                f'steps "{self}" have no end and cannot be listed',
+                f'steps "{self}" has no last step, so it cannot be listed',
                 hint='give the last step, as in "50-99"',
             )
         steps: Iterable[int] = chain.from_iterable(self.runs)
@@ -165,7 +163,7 @@ def _read(value: object) -> Iterator[range]:
         for item in value:
             yield from _read_text(item) if isinstance(item, str) else [_read_number(item)]
     else:
-        raise ConfigError(f"steps cannot be {_shown(value)} ({type(value).__name__})", hint=_HINT)
+        raise ConfigError(f"invalid steps: {_shown(value)} ({type(value).__name__})", hint=_HINT)
 
 
 def _is_scalar(value: object) -> bool:
@@ -186,7 +184,7 @@ def _read_range(value: range) -> range:
         return range(0)
     for end in (value[0], value[-1]):
         if not 0 <= end <= MAX_STEP:
-            raise ConfigError(f"steps: {value!r} reaches {end}; steps go from 0 to 2**63-1", hint=_HINT)
+            raise ConfigError(f"steps: {value!r} reaches {end}; steps must be from 0 to 2**63-1", hint=_HINT)
     return value if value.step > 0 else value[::-1]
 
 

@@ -2,10 +2,9 @@
 
 import os
 
-STACK = os.environ.get("ROLLTAPE_STACK", "core")
-collect_ignore_glob = [] if STACK == "engines" else ["*.py"]
+from tests.stacks import why_not
 
-if STACK == "engines":
+if why_not("engines") is None:
     os.environ.update(
         HF_HUB_OFFLINE="1",
         RAY_AUTH_MODE="disabled",

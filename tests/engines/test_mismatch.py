@@ -60,11 +60,11 @@ def test_what_is_not_a_number_is_the_worst():
 def test_different_kinds_are_refused():
     made = rollout(sampling=SamplingParams(n=2, temperature=0.7))
     mismatch(made, made.logprobs)
-    with pytest.raises(rolltape.ConfigError, match=r"raw log-probs and was scored at temperature 0\.7"):
+    with pytest.raises(rolltape.ConfigError, match=r"raw log-probs, but was scored at temperature 0\.7"):
         mismatch(made, made.logprobs, temperature=0.7)
     made = rollout(sampling=SamplingParams(n=2, temperature=0.7), logprob_kind=LogprobKind.PROCESSED)
     mismatch(made, made.logprobs, temperature=0.7)
-    with pytest.raises(rolltape.ConfigError, match="processed distribution"):
+    with pytest.raises(rolltape.ConfigError, match="processed log-probs, and scoring gave"):
         mismatch(made, made.logprobs)
     made = rollout(sampling=SamplingParams(n=2, top_p=0.9), logprob_kind=LogprobKind.PROCESSED)
     with pytest.raises(rolltape.ConfigError, match=r"top_p 0\.9"):
@@ -75,7 +75,7 @@ def test_what_does_not_belong_together_is_refused():
     made = rollout()
     with pytest.raises(rolltape.BatchError, match="3 completions were scored"):
         mismatch(made, made.logprobs[:3])
-    with pytest.raises(rolltape.BatchError, match="completion 1 has 2 tokens and 1 of it"):
+    with pytest.raises(rolltape.BatchError, match="completion 1 has 2 tokens, but 1 were scored"):
         mismatch(made, [row[:1] for row in made.logprobs])
-    with pytest.raises(rolltape.BatchError, match="no token"):
+    with pytest.raises(rolltape.BatchError, match="no tokens to compare"):
         mismatch(rollout(prompts=()), [])

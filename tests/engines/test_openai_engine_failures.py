@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from rolltape.engines import OpenAIEngine, Rollout, SamplingParams, retrying
+from rolltape.engines import OpenAIEngine, Rollout, SamplingParams
+from rolltape.engines.servers import http_client as retrying
 from rolltape.errors import EngineError, EngineUnreachableError, GenerationError, PromptError
 from tests.engines.proxy import Proxy
 from tests.engines.servers import Process, free_port, llama_cpp_server, vllm_server
@@ -76,7 +77,7 @@ def test_what_passes_is_asked_again(proxy, wanted, fault):
     [
         ((500, {}, "oops"), EngineError, "answered 500: oops"),
         ((429, {}, '{"error": {"message": "slow down"}}'), EngineError, "answered 429: slow down"),
-        ("drop", EngineUnreachableError, "hung up"),
+        ("drop", EngineUnreachableError, "closed the connection"),
         ((200, {}, "<html>"), EngineUnreachableError, "not JSON"),
     ],
     ids=["500", "429", "dropped halfway", "nonsense"],
@@ -137,7 +138,7 @@ def spoiled(change):
         ),
         (
             lambda choices: choices[0]["logprobs"]["token_logprobs"].pop(),
-            "6 tokens and no log-prob for token 5",
+            "6 tokens, but no log-prob for token 5",
             "prompts[2], choices[0].logprobs.token_logprobs",
         ),
         (

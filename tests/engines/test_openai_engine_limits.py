@@ -8,7 +8,7 @@ from PIL import Image
 from transformers import AutoModelForCausalLM
 
 from rolltape.engines import OpenAIEngine, Prompt, SamplingParams
-from rolltape.engines.openai_vllm import SERVER_INFO
+from rolltape.engines.servers.vllm_dialect import SERVER_INFO
 from rolltape.errors import EngineError
 from tests.engines.sglang_tape import Conversation
 
@@ -80,7 +80,7 @@ def test_top_log_probs_beside_a_picture_take_one_more_than_the_server_may_give(l
     server = limited(most=20)
     with OpenAIEngine(server.server.url, retries=0) as engine:
         with pytest.raises(
-            EngineError, match=r"top_logprobs=20 beside images takes 21 .* allowed: 20"
+            EngineError, match=r"top_logprobs=20 with images needs 21 .* allowed: 20"
         ) as caught:
             engine.generate(["fine", SEEN], SamplingParams(top_logprobs=20, max_tokens=1))
         assert caught.value.where == "SamplingParams.top_logprobs"
@@ -105,7 +105,7 @@ def test_a_seed_for_a_server_that_it_would_end_is_refused(limited):
     server = limited(cuts=True)
     with OpenAIEngine(server.server.url, retries=0) as engine:
         for _ in range(2):
-            with pytest.raises(EngineError, match="cuts prompts") as caught:
+            with pytest.raises(EngineError, match="this one splits prompts") as caught:
                 engine.generate(["fine"], SamplingParams(max_tokens=1, seed=1))
         assert caught.value.where == "SamplingParams.seed"
         assert "--no-enable-chunked-prefill" in caught.value.hint
@@ -146,7 +146,7 @@ def test_a_server_that_cannot_forget_pictures_takes_weights_and_then_text_only(
         if not without:
             assert len(engine.generate([SEEN], params)) == 1
             return
-        with pytest.raises(EngineError, match="may have kept") as caught:
+        with pytest.raises(EngineError, match="may still use images encoded") as caught:
             engine.generate(["fine", SEEN], params)
         assert caught.value.where == "prompts[1].images"
 

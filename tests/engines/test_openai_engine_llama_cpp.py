@@ -75,5 +75,5 @@ def test_an_image_is_refused(engine):
 
 
 def test_weights_cannot_be_sent(engine):
-    with pytest.raises(EngineError, match="takes no weights"):
+    with pytest.raises(EngineError, match="cannot load weights"):
         engine.update_weights({})

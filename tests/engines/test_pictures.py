@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from rolltape.engines import Prompt
-from rolltape.engines.pictures import data_uris, with_pictures
+from rolltape.engines.servers.server_images import data_uris, with_pictures
 from rolltape.errors import PromptError
 
 ASK = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]}]

@@ -130,13 +130,13 @@ def test_a_server_that_does_not_say_what_the_prompt_was_is_refused(engine, seen)
     [
         (
             Prompt(messages=ASK, images=[picture(0), picture(1)]),
-            "2 images and its messages have a place for 1",
+            "2 images, but its messages have placeholders for 1",
         ),
-        (Prompt(messages=ASK), "0 images and its messages have a place for 1"),
-        (Prompt(messages=ASK, images=["a.png"]), "is a str, not an image"),
-        (Prompt(text="no place", images=[picture(0)]), "1 images and its text has a place for 0"),
-        (Prompt(text="<image><image>", images=[picture(0)]), "1 images and its text has a place for 2"),
-        (Prompt(token_ids=[5, 6], images=[picture(0)]), "images or videos beside token ids"),
+        (Prompt(messages=ASK), "0 images, but its messages have placeholders for 1"),
+        (Prompt(messages=ASK, images=["a.png"]), "must be an image, not str"),
+        (Prompt(text="no place", images=[picture(0)]), "1 images, but its text has placeholders for 0"),
+        (Prompt(text="<image><image>", images=[picture(0)]), "1 images, but its text has placeholders for 2"),
+        (Prompt(token_ids=[5, 6], images=[picture(0)]), "images or videos with token ids"),
     ],
 )
 def test_pictures_that_cannot_be_are_named_before_anything_runs(engine, seen, prompt, says):
@@ -149,7 +149,7 @@ def test_pictures_that_cannot_be_are_named_before_anything_runs(engine, seen, pr
 
 def test_where_the_mark_in_a_text_is_not_known_pictures_go_in_chats(seen):
     with SGLangEngine(seen.server.url, retries=0) as engine:
-        with pytest.raises(PromptError, match="no place that is known here") as caught:
+        with pytest.raises(PromptError, match="no known placeholder") as caught:
             engine.generate([Prompt(text="<image>", images=[picture(0)])], PARAMS)
         assert "checkpoint=" in caught.value.hint
         assert len(engine.generate([Prompt(messages=ASK, images=[picture(0)])], PARAMS)) == 2

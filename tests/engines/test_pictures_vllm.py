@@ -133,10 +133,10 @@ def test_a_response_ends_with_the_context(fresh):
 @pytest.mark.parametrize(
     ("prompt", "says", "where"),
     [
-        (Prompt(messages=ASK, images=[picture(0), picture(1)]), "a place for 1", "prompts[1].images"),
-        (Prompt(messages=ASK + ASK, images=[picture(0)]), "a place for 2", "prompts[1].images"),
+        (Prompt(messages=ASK, images=[picture(0), picture(1)]), "placeholders for 1", "prompts[1].images"),
+        (Prompt(messages=ASK + ASK, images=[picture(0)]), "placeholders for 2", "prompts[1].images"),
         (Prompt(messages=ASK, images=["a.png"]), "prompt", "prompts[1].images"),
-        (Prompt(token_ids=[1, 2], images=[picture(0)]), "beside token", "prompts[1].token_ids"),
+        (Prompt(token_ids=[1, 2], images=[picture(0)]), "with token", "prompts[1].token_ids"),
         (Prompt(messages=WATCH, videos=[np.zeros((2, 28, 28, 3), np.uint8)]), "video", "prompts[1].videos"),
     ],
     ids=["too many", "too few", "not one", "beside ids", "a video"],

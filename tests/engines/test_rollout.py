@@ -7,7 +7,7 @@ import pytest
 
 import rolltape
 from rolltape.engines import Completion, FinishReason, LogprobKind, Prompt, Rollout, SamplingParams
-from rolltape.engines.prompt import prepare
+from rolltape.engines.api.prompt import prepare
 
 
 def completion(prompt, response, **changes):
@@ -99,7 +99,7 @@ def test_a_place_in_a_chat_has_what_is_shown_there(kind, given, places):
     chat = [{"role": "system", "content": f"An {kind}."}, {"role": "user", "content": content}]
     shown = [np.zeros((1, 2, 2, 3), np.uint8)]
     with pytest.raises(
-        rolltape.PromptError, match=f"prompt 1 has {given} {kind}s .* place for {places}"
+        rolltape.PromptError, match=f"prompt 1 has {given} {kind}s, .* placeholders for {places}"
     ) as e:
         prepare(["fine", Prompt(messages=chat, **{f"{kind}s": shown * given})])
     assert e.value.where == f"prompts[1].{kind}s"
@@ -121,7 +121,7 @@ def test_an_image_that_no_engine_would_look_at_is_refused(part):
 
 
 def test_one_prompt_is_not_a_list_of_them():
-    with pytest.raises(rolltape.PromptError, match="not a list"):
+    with pytest.raises(rolltape.PromptError, match="must be a list of prompts"):
         prepare("hello")
 
 

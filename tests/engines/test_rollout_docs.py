@@ -1,18 +1,19 @@
 """The examples of the generation guide run as they stand."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 import rolltape
 from rolltape.engines import Prompt
+from tests.snippets import ROOT, snippets, why_not_run
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 
 
 def examples(page):
-    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    found = [snippet for snippet in snippets(f"docs/{page}") if snippet.language == "python"]
+    return [snippet.text for snippet in found if why_not_run(snippet.page, snippet.first) is None]
 
 
 def test_the_complete_example_runs_and_replays(tmp_path, tiny_path):
@@ -41,6 +42,16 @@ def test_the_other_examples_run(tiny):
     for code in examples("log-probs.md"):
         exec(code, made)
     assert Prompt is made["Prompt"]
+
+
+def test_the_examples_of_servers_run(tiny):
+    http, failure, sglang = examples("engines-servers.md")
+    made = {}
+    exec(http, made)
+    exec(sglang, made)
+    made = {"engine": tiny, "prompts": ["A"], "params": None}
+    exec(failure, made)
+    assert len(made["rollout"]) == 1
 
 
 @pytest.mark.parametrize("page", ["generation.md", "log-probs.md"])

@@ -5,8 +5,8 @@ import pytest
 
 import rolltape
 from rolltape.engines import LogprobKind, SamplingParams, seed_for
-from rolltape.engines.batching import plan_batches
-from rolltape.engines.sampling import uniforms
+from rolltape.engines.api.sampling import uniforms
+from rolltape.engines.transformers.tensor_inputs import plan_batches
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_a_value_that_cannot_be_is_named(name, value):
     with pytest.raises(rolltape.ConfigError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.where == f"SamplingParams.{name}"
-    assert caught.value.what.startswith(f"{name}=")
+    assert caught.value.what.startswith(f"{name} must be ")
 
 
 def test_an_unknown_kind_of_log_prob_is_refused():

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import rolltape
-from rolltape.engines import SamplingParams, TransformersEngine, mismatch, score, scoring
+from rolltape.engines import SamplingParams, TransformersEngine, mismatch, score
+from rolltape.engines.transformers import scoring
 from tests.engines import models
 from tests.engines.test_transformers_engine import PROMPTS, TOLERANCE, recomputed
 
@@ -58,7 +59,7 @@ def test_temperature(rollout, tiny):
     assert (
         largest(score(tiny, rollout, temperature=0.5), one_by_one(tiny.model, rollout, 0.5)) < 2 * TOLERANCE
     )
-    with pytest.raises(rolltape.ConfigError, match="temperature=0"):
+    with pytest.raises(rolltape.ConfigError, match="temperature must be above 0 for scoring, not 0"):
         score(tiny, rollout, temperature=0)
 
 

@@ -110,7 +110,7 @@ def test_a_tape_that_is_off_just_generates(tiny):
 def test_what_is_no_engine_is_refused(tmp_path):
     with (
         rolltape.Tape(tmp_path / "tape", mode="record") as tape,
-        pytest.raises(rolltape.ConfigError, match="neither an engine"),
+        pytest.raises(rolltape.ConfigError, match="pass an engine, or a function that makes one"),
     ):
         tape.engine("vllm")
 

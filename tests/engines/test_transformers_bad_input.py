@@ -11,9 +11,9 @@ from tests.engines import models
 @pytest.mark.parametrize(
     ("prompt", "where", "says"),
     [
-        ([5] * 512, "prompts[1]", "512 tokens and the context of the model is 512"),
+        ([5] * 512, "prompts[1]", "512 tokens, but the model's context is 512"),
         ("", "prompts[1].text", "is empty"),
-        ([600], "prompts[1].token_ids", "token id 600 and the model has 512"),
+        ([600], "prompts[1].token_ids", "token id 600, but the model has only 512"),
         ([-1], "prompts[1].token_ids", "token id -1"),
         (Prompt(text="x", images=["picture"]), "prompts[1].images", "takes text only"),
         (Prompt(text="x", videos=["film"]), "prompts[1].videos", "takes text only"),

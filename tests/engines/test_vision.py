@@ -114,10 +114,10 @@ def test_pictures_are_kept_with_the_prompt_on_tape(engine, tmp_path):
     ("prompt", "says"),
     [
         (Prompt(messages=ASK, images=[picture(0), picture(1)]), "prompt 1"),
-        (Prompt(messages=ASK), "prompt 1 has 0 images and its messages have a place for 1"),
-        (Prompt(messages=WATCH), "prompt 1 has 0 videos and its messages have a place for 1"),
-        (Prompt(messages=ASK, images=["a.png"]), "the processor cannot take prompt 1"),
-        (Prompt(token_ids=[1, 2], images=[picture(0)]), "beside token ids"),
+        (Prompt(messages=ASK), "prompt 1 has 0 images, but its messages have placeholders for 1"),
+        (Prompt(messages=WATCH), "prompt 1 has 0 videos, but its messages have placeholders for 1"),
+        (Prompt(messages=ASK, images=["a.png"]), "the processor refuses prompt 1"),
+        (Prompt(token_ids=[1, 2], images=[picture(0)]), "images or videos with token ids"),
     ],
 )
 def test_pictures_that_cannot_be_are_named(engine, prompt, says):
@@ -165,7 +165,7 @@ def test_the_order_of_frames_matters(watching):
 
 
 def test_a_video_without_a_place_is_named(watching):
-    with pytest.raises(rolltape.PromptError, match="1 videos and its text has a place for 0") as caught:
+    with pytest.raises(rolltape.PromptError, match="1 videos, but its text has 0 placeholders") as caught:
         watching.generate(["fine", Prompt(messages=[{"role": "user", "content": "?"}], videos=[video(0)])])
     assert caught.value.where == "prompts[1].videos"
 

@@ -33,10 +33,10 @@ def test_processed_log_probs_are_of_the_distribution_sampled_from(tiny_path, mon
             ]
         greedy = engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=3, logprobs="processed"))
         assert not np.concatenate(greedy.logprobs).any(), "a point mass"
-        with pytest.raises(EngineError, match="gives processed") as caught:
+        with pytest.raises(EngineError, match="returns processed") as caught:
             engine.generate(PROMPTS, SamplingParams(temperature=0.5, logprobs="raw"))
         assert caught.value.where == "SamplingParams.logprobs"
-        with pytest.raises(EngineError, match="cuts prompts") as caught:
+        with pytest.raises(EngineError, match="this one splits prompts") as caught:
             engine.generate(PROMPTS, replace(params, seed=1))
         assert caught.value.where == "SamplingParams.seed"
         seeded = SamplingParams(temperature=0, max_tokens=3, seed=1, logprobs="processed")

@@ -19,6 +19,7 @@ from rolltape.batch import dismantle
 from rolltape.codec.file import encode
 from rolltape.codec.pack import pack
 from rolltape.storage import Stat
+from rolltape.tape.place import FIELDS
 from tests.fixtures.exact import digest
 
 KEY = rolltape.Key(step=0)
@@ -48,7 +49,8 @@ class Patient:
 
     def __init__(self, value: Any) -> None:
         self.value = value
-        self.data = b"".join(bytes(piece) for piece in encode(pack(dismantle(value)), step=0))
+        about = {name: getattr(KEY, name) for name in FIELDS}
+        self.data = b"".join(bytes(piece) for piece in encode(pack(dismantle(value)), **about))
         self.outcomes: Counter[str] = Counter()
         self._whole = digest(self.read(self.data))
         assert self._whole == digest(value)

@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -71,7 +72,7 @@ def record(directory: str, seed: int, number: int, marks: int) -> None:
             def generate(given: dict[str, Any], step: int) -> dict[str, Any]:
                 return rollout(seed, step, number)  # noqa: B023
 
-            @tape.stage("reward")
+            @tape.stage("reward", inputs=False)  # of a pass that was killed, perhaps
             def judge(batch: dict[str, Any]) -> dict[str, Any]:
                 return reward(batch)
 
@@ -117,6 +118,17 @@ def kill_one(directory: str, seed: str, number: str, marks: str, delay: str) -> 
     return {"killed": killed, "kept": kept}
 
 
+def warm_up() -> None:
+    """Load what a recorder loads when it first records and reads: or each of them would, after the fork."""
+    with tempfile.TemporaryDirectory() as folder:
+        with rolltape.Tape(f"{folder}/tape", mode="record", background=False) as tape, tape.step(0):
+            tape.stage("rollout", inputs=True)(rollout)(0, 0, 0)
+            tape.log(metrics(0, 0, 0))
+        with rolltape.Tape(f"{folder}/tape", mode="auto") as tape:
+            tape.recording(0).value()
+
+
 if __name__ == "__main__":
+    warm_up()
     for request in sys.stdin:
         print(json.dumps(kill_one(*request.split())), flush=True)

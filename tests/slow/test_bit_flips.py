@@ -6,7 +6,6 @@ at every length, overwritten, stretched, and replaced by other things.
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,9 @@ import rolltape
 from rolltape.codec.seal import seal
 from tests.fixtures import content
 from tests.fixtures.exact import digest
+from tests.slow import killed_recorder as recorder
 from tests.slow.damage import DETECTED, Patient, bounded
+from tests.slow.soak import SOAKING, draw, each_round
 
 
 @pytest.fixture(autouse=True)
@@ -39,16 +40,17 @@ LARGE = {
 @pytest.mark.parametrize("name", content.RECORDINGS)
 def test_every_bit_of_a_small_file(name: str) -> None:
     patient = Patient(content.RECORDINGS[name]())
-    sparse = 3 if name in ("dense", "wholes") else 1  # long stretches of noise: there every third bit
+    sparse = 3 if name in ("dense", "wholes") and not SOAKING else 1  # long noise: every third bit will do
     patient.flip(range(0, 8 * patient.seal, sparse))
     patient.flip(range(8 * patient.seal, 8 * len(patient.data)))
     print(name, len(patient.data), "bytes", dict(patient.outcomes))
 
 
+@each_round
 @pytest.mark.parametrize("name", LARGE)
-def test_bits_of_a_large_file(name: str) -> None:
+def test_bits_of_a_large_file(soak_round: int, name: str) -> None:
     patient = Patient(LARGE[name]())
-    rng, size, seal = random.Random(name), 8 * len(patient.data), 8 * patient.seal
+    rng, size, seal = draw(name, soak_round), 8 * len(patient.data), 8 * patient.seal
     patient.flip(rng.randrange(seal) for _ in range(200))
     patient.flip(range(0, 8 * 16))
     patient.flip(range(seal, seal + 8 * 64))
@@ -57,11 +59,26 @@ def test_bits_of_a_large_file(name: str) -> None:
     print(name, len(patient.data), "bytes", dict(patient.outcomes))
 
 
+@each_round
+def test_bits_of_any_recording(soak_round: int) -> None:
+    """What is recorded is drawn anew in each round."""
+    patient = Patient(recorder.rollout(soak_round, step=0, number=0))
+    rng, size = draw("any", soak_round), 8 * len(patient.data)
+    patient.flip(rng.randrange(size) for _ in range(300))
+    column = rng.choice(list(patient.recording(patient.data).columns))
+    patient.flip(
+        (rng.randrange(size) for _ in range(300)), patient.part(column, slice(0, rng.randrange(1, 9)))
+    )
+    print(soak_round, column, len(patient.data), "bytes", dict(patient.outcomes))
+    assert patient.outcomes["detected"]
+
+
+@each_round
 @pytest.mark.parametrize("name", ["rollout", "dense", "ragged", "plain"])
-def test_flips_under_partial_reads(name: str) -> None:
+def test_flips_under_partial_reads(soak_round: int, name: str) -> None:
     """Damage elsewhere in the file may go unnoticed here; what is returned is right all the same."""
     patient = Patient(content.RECORDINGS[name]())
-    rng, columns = random.Random(name), list(patient.recording(patient.data).columns)
+    rng, columns = draw(name, soak_round), list(patient.recording(patient.data).columns)
     for column in columns:
         some = slice(rng.randrange(3), rng.randrange(3, 7))
         bits = 8 * len(patient.data)
@@ -71,9 +88,10 @@ def test_flips_under_partial_reads(name: str) -> None:
     assert patient.outcomes["harmless"]
 
 
-def test_flips_under_partial_reads_of_many_row_groups() -> None:
+@each_round
+def test_flips_under_partial_reads_of_many_row_groups(soak_round: int) -> None:
     patient = Patient(content.padded(1_800, 40, 200))
-    rng = random.Random(0)
+    rng = draw("row groups", soak_round)
     for column in ("input_ids", "attention_mask", "position_ids", "advantages", "rewards", "uid"):
         first = rng.randrange(1_800)
         read = patient.part(column, slice(first, first + rng.randrange(900)))
@@ -91,10 +109,11 @@ def test_a_file_cut_short_at_any_length(name: str) -> None:
         assert patient.try_damaged(patient.data[length + 1 :], f"begins at {length + 1}") or name == "nothing"
 
 
+@each_round
 @pytest.mark.parametrize("name", content.RECORDINGS)
-def test_bytes_overwritten_inserted_zeroed_and_appended(name: str) -> None:
+def test_bytes_overwritten_inserted_zeroed_and_appended(soak_round: int, name: str) -> None:
     patient = Patient(content.RECORDINGS[name]())
-    data, rng = patient.data, random.Random(name)
+    data, rng = patient.data, draw(name, soak_round)
     for round_ in range(300):
         at, size = rng.randrange(len(data)), rng.choice([1, 2, 8, 64, 512])
         junk = rng.randbytes(size)

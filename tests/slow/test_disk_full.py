@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 import rolltape
-from rolltape.errors import DiskFullError, TapeReadOnlyError
+from rolltape.errors import DiskFullError, StorageError, TapeReadOnlyError
 from rolltape.storage import LocalStorage
+from tests.slow.soak import each_round
 
 MIB = 1 << 20
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(rolltape.__file__)))
@@ -157,7 +158,7 @@ def write_without_a_free_byte(disk: Path) -> None:
 
 
 def test_a_file_system_that_takes_no_files(tmp_path: Path) -> None:
-    with pytest.raises(TapeReadOnlyError):  # nobody, not even root, can make a directory there
+    with pytest.raises(StorageError, match="file system of the kernel"):  # nobody can make a directory there
         LocalStorage("/sys/tape").check_writable()
     with small_disk(tmp_path / "disk") as mounted:
         storage = LocalStorage(tmp_path / "disk" / "tape")
@@ -170,3 +171,49 @@ def test_a_file_system_that_takes_no_files(tmp_path: Path) -> None:
                 with pytest.raises(TapeReadOnlyError, match="mounted read-only"):
                     again.publish("train/rollout/new", [b"n"], replace=False)
         assert storage.read("train/rollout/old") == b"o"
+
+
+AT_RANDOM = """
+import os, random, resource, signal, sys
+from rolltape.errors import DiskFullError
+from rolltape.storage import LocalStorage
+
+KIB, rng, storage = 1024, random.Random(int(sys.argv[2])), LocalStorage(f"{sys.argv[1]}/tape")
+if sys.argv[3] == "by a limit":
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024 * KIB, 1024 * KIB))
+kept, lines, full = {}, b"first\\n", 0
+storage.append("train/metrics.jsonl", b"first")
+for turn in range(60):
+    name = f"train/rollout/{rng.randrange(6)}"
+    pieces = [bytes([turn]) * rng.randrange(1, 400 * KIB) for _ in range(rng.randrange(1, 5))]
+    line = bytes([65 + turn % 26]) * rng.choice([10, 50_000, 500_000])
+    try:
+        if rng.random() < 0.3:
+            storage.append("train/metrics.jsonl", line)
+            lines += line + b"\\n"
+        else:
+            storage.publish(name, pieces, replace=name in kept)
+            kept[name] = b"".join(pieces)
+    except DiskFullError:
+        full += 1
+    assert os.listdir(f"{storage.location}/.tmp") == [], turn
+    assert sorted(storage.names("train/rollout/")) == sorted(kept), turn
+    assert all(storage.read(name) == data for name, data in kept.items()), turn
+    assert storage.read("train/metrics.jsonl") == lines, turn
+    if kept and rng.random() < 0.3:
+        storage.delete(kept.popitem()[0])
+print(full)
+"""
+
+
+@each_round
+def test_a_disk_that_fills_up_and_is_freed_again_and_again(tmp_path: Path, soak_round: int) -> None:
+    with small_disk(tmp_path / "disk") as mounted:
+        how = "by being small" if mounted else "by a limit"
+        command = [sys.executable, "-c", AT_RANDOM, str(tmp_path / "disk"), str(soak_round), how]
+        done = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": PACKAGE}, capture_output=True, text=True
+        )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout), "the disk was never full: the test has shown nothing"

@@ -1,7 +1,7 @@
 """kill -9 at any moment: each visible step is whole and right, none is lost, and recording can go on.
 
-500 recorders are killed, each after a random time. Tapes live for several of them, so that the kills also hit
-steps being replaced, tapes being opened, and tapes that earlier kills have left behind.
+In a round 500 recorders are killed, each after a random time. Tapes live for several of them, so that the
+kills also hit steps being replaced, tapes being opened, and tapes that earlier kills have left behind.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pytest
 import rolltape
 from tests.fixtures.exact import digest
 from tests.slow import killed_recorder as recorder
+from tests.slow.soak import each_round
 
 KILLS = 500
 PER_TAPE = 5
@@ -166,9 +167,12 @@ def chunk(seed: int, folder: Path, recorders: Recorders) -> Counter[str]:
     return phases
 
 
-@pytest.mark.parametrize("seed", range(CHUNKS))
-def test_a_killed_recorder_leaves_whole_steps_only(seed: int, tmp_path: Path, recorders: Recorders) -> None:
-    phases = chunk(seed, tmp_path, recorders)
+@each_round
+@pytest.mark.parametrize("part", range(CHUNKS))
+def test_a_killed_recorder_leaves_whole_steps_only(
+    soak_round: int, part: int, tmp_path: Path, recorders: Recorders
+) -> None:
+    phases = chunk(CHUNKS * soak_round + part, tmp_path, recorders)
     print(dict(phases))
     wanted = ("left a temporary file", "recorded nothing", "recorded a step", "replaced a step")
     assert all(phases[phase] for phase in wanted), phases

@@ -12,7 +12,7 @@ from PIL import Image
 from tensordict import TensorDict
 
 from rolltape import Tape
-from rolltape.importing.run import import_dumps
+from rolltape.importing import import_dumps
 
 # Among so many packages, one that also calls itself `tests` may be installed.
 _spec = spec_from_file_location("exact", Path(__file__).parents[1] / "exact.py")

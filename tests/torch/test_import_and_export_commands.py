@@ -10,7 +10,7 @@ import torch
 
 import rolltape
 from rolltape.cli.app import exit_code
-from rolltape.cli.import_ import command
+from rolltape.cli.commands.import_ import command
 from rolltape.exporting import export_tape
 from tests.torch import dumps
 

@@ -15,9 +15,9 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 import rolltape
 from rolltape.batch import registry
 from rolltape.errors import ConfigError, RolltapeError
-from rolltape.importing import layouts, standins
-from rolltape.importing.reader import read_bytes
-from rolltape.importing.run import import_dumps
+from rolltape.importing import dump_layouts as layouts
+from rolltape.importing import import_dumps, standins
+from rolltape.importing.dump_reader import read_bytes
 from rolltape.steps import StepSelector
 from tests.exact import assert_same, roundtrip
 from tests.torch import dumps
@@ -28,8 +28,8 @@ def read_as_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another test registered for verl or ROLL must not decide what comes back here."""
     for name in ("verl.dataproto", "roll.dataproto", "verl.kvbatchmeta"):
         monkeypatch.delitem(registry._by_name, name, raising=False)
-    lazy = {first: module for first, module in registry._LAZY_NAMES.items() if first not in ("verl", "roll")}
-    monkeypatch.setattr(registry, "_LAZY_NAMES", lazy)  # read back by the stand-ins, as verl is not here
+    lazy = {first: module for first, module in registry._modules().items() if first not in ("verl", "roll")}
+    monkeypatch.setattr(registry, "_modules", lambda: lazy)  # read back by the stand-ins, as verl is not here
 
 
 def replay(tape: Path, step: int, **where: Any) -> Any:

@@ -13,9 +13,8 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from rolltape.errors import CorruptFileError
-from rolltape.importing import UnsafeDumpError
-from rolltape.importing.reader import read_bytes
-from rolltape.importing.run import import_dumps
+from rolltape.importing import UnsafeDumpError, import_dumps
+from rolltape.importing.dump_reader import read_bytes
 from rolltape.tape import Tape
 from tests.exact import assert_same
 from tests.torch import dumps

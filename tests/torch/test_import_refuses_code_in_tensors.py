@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from rolltape.errors import CorruptFileError, RolltapeError
-from rolltape.importing import UnsafeDumpError
-from rolltape.importing.reader import read_bytes
-from rolltape.importing.run import import_dumps
+from rolltape.importing import UnsafeDumpError, import_dumps
+from rolltape.importing.dump_reader import read_bytes
 from tests.gadgets import GADGETS, call, finished, gadget, name, text
 from tests.torch import dumps
 
@@ -75,7 +74,7 @@ HIDING = {
 )
 def test_a_gadget_inside_tensors_is_refused_and_never_runs(place: str, which: str, tmp_path: Path) -> None:
     marker = tmp_path / "pwned"
-    with pytest.raises(UnsafeDumpError, match="refused: it asks for"):
+    with pytest.raises(UnsafeDumpError, match="refused: the dump asks for"):
         read_bytes(HIDING[place](gadget(which, marker)), "dump")
     assert not marker.exists()
 

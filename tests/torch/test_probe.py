@@ -11,7 +11,8 @@ import torch
 import rolltape
 from rolltape.storage import LocalStorage
 from rolltape.tape.probe import Sampling
-from rolltape.verify import Verdict, compare_tapes
+from rolltape.verify import Verdict
+from tests.comparing import compared
 
 
 def model():
@@ -55,7 +56,7 @@ def test_a_probe_is_recorded_and_compared_by_sample(tmp_path):
     assert (value["uid"], tuple(value["value"].shape)) == (["a", "b", "c"], (3, 2))
     assert not value["value"].requires_grad
     train(rolltape.Tape(tmp_path / "base", mode="replay", out=tmp_path / "new"), watch=False, break_at=1)
-    found = compare_tapes(LocalStorage(str(tmp_path / "base")), LocalStorage(str(tmp_path / "new")))
+    found = compared(LocalStorage(str(tmp_path / "base")), LocalStorage(str(tmp_path / "new")))
     assert (found.first.step, found.first.path, found.first.first.sample) == (
         1,
         "probe.logits/value",
@@ -70,7 +71,7 @@ def test_hooks_name_the_layer_where_it_enters(tmp_path):
     assert "2.weight.grad" in hooks.names
     assert {"probe.0.forward", "probe.2.backward", "probe.0.weight.grad"} <= stages(tmp_path / "base")
     train(rolltape.Tape(tmp_path / "base", mode="replay", out=tmp_path / "new"), break_at=1, **kinds)
-    found = compare_tapes(LocalStorage(str(tmp_path / "base")), LocalStorage(str(tmp_path / "new")))
+    found = compared(LocalStorage(str(tmp_path / "base")), LocalStorage(str(tmp_path / "new")))
     assert (found.first.step, found.first.stage) == (1, "probe.2.forward")
     clean = {e.stage for e in found.entries if e.step == 1 and e.verdict is Verdict.BITWISE}
     assert {"probe.0.forward", "probe.1.forward"} <= clean
@@ -103,7 +104,7 @@ def test_the_same_elements_are_taken_in_every_run():
 def test_a_probe_that_the_candidate_lost_is_a_finding(tmp_path):
     train(rolltape.Tape(tmp_path / "base", mode="record"))
     train(rolltape.Tape(tmp_path / "base", mode="replay", out=tmp_path / "new"), watch=False)
-    found = compare_tapes(LocalStorage(str(tmp_path / "base")), LocalStorage(str(tmp_path / "new")))
+    found = compared(LocalStorage(str(tmp_path / "base")), LocalStorage(str(tmp_path / "new")))
     assert found.first.note == "the candidate did not record it"
 
 

@@ -72,8 +72,8 @@ def test_entries_are_columns_of_their_own() -> None:
         {"ids": jagged(), "text": NonTensorStack("a", "b"), "x": torch.rand(2, 3)}, batch_size=[2]
     )
     file = open_bytes(to_bytes(td))
-    assert {"ids", "x"} <= set(file.header["columns"])
-    assert any(entry.get("as") == "text" for entry in file.header["columns"].values())
+    assert {"ids", "x"} <= set(file.stored_columns)
+    assert any(entry.cells == "text" for entry in file.stored_columns.values())
 
 
 def test_a_device_other_than_the_cpu_becomes_the_cpu() -> None:

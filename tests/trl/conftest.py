@@ -2,10 +2,9 @@
 
 import os
 
-STACK = os.environ.get("ROLLTAPE_STACK", "core")
-collect_ignore_glob = [] if STACK == "trl" else ["*.py"]
+from tests.stacks import why_not
 
-if STACK == "trl":
+if why_not("trl") is None:
     os.environ.update(
         HF_HUB_OFFLINE="1",
         TOKENIZERS_PARALLELISM="false",

@@ -37,6 +37,9 @@ class Fault:
     step: int = 1
     since: int = 1
     cause: str | None = None
+    """The documented cause; None where there is none for this."""
+    also: tuple[str, ...] = ()
+    """Other causes that are true of it."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -186,16 +189,22 @@ def one_sample(change, row):
 
 
 S, L = train.Stages, loss
+ALONE = ("one sample only",)
 FAULTS = {
     "reward off by one": Fault(
         "reward/reward", task, "reward", lambda real, *a: real(*a) + 1 / 6, 0, cause="offset"
     ),
     "reward doubled": Fault("reward/reward", task, "reward", lambda real, *a: 2 * real(*a), cause="scaled"),
-    "swapped samples": Fault("reward/reward", S, "reward", swap, 0, cause="swapped samples"),
-    "one NaN reward": Fault("reward/reward", S, "reward", poison("reward", 5), 5, cause="not finite"),
-    "advantage without std": Fault("advantage/advantage", L, "advantages", without_std),
-    "sample std": Fault("advantage/advantage", L, "advantages", sample_std),
-    "large epsilon": Fault("advantage/advantage", L, "advantages", large_epsilon),
+    # Of the few values that rewards have here, any two samples may have each other's: described, not named.
+    "swapped samples": Fault("reward/reward", S, "reward", swap, 0),
+    "one NaN reward": Fault(
+        "reward/reward", S, "reward", poison("reward", 5), 5, cause="not finite", also=ALONE
+    ),
+    "advantage without std": Fault(
+        "advantage/advantage", L, "advantages", without_std, cause="scaled by group"
+    ),
+    "sample std": Fault("advantage/advantage", L, "advantages", sample_std, cause="sample deviation"),
+    "large epsilon": Fault("advantage/advantage", L, "advantages", large_epsilon, cause="scaled by group"),
     "wrong group": Fault(
         "advantage/advantage", L, "advantages", lambda real, r, g: real(r, [*g[1:], g[0]])
     ),
@@ -208,18 +217,21 @@ FAULTS = {
     "stale reference": Fault(
         "ref_logprob/ref_logprobs", S, "ref_logprob",
         lambda real, self, rollout: real(SimpleNamespace(reference=self.model), rollout), 0, since=0,
+        cause="equal to another column",
     ),
     "temperature": Fault("loss/log_probs", L, "log_probs", hot, 0),
     "logits shifted": Fault(
         "loss/log_probs", L, "response_mask",
         lambda real, sample, start: slice(real(sample, start).start - 1, real(sample, start).stop - 1), 0,
+        cause="shifted by one",
     ),
     "log-probs shifted": Fault(
         "loss/log_probs", L, "log_probs",
         lambda real, *a: [torch.roll(one, 1) for one in real(*a)], cause="shifted by one",
     ),
     "last token masked": Fault(
-        "loss/token_losses", L, "token_losses", tokens(last_to_zero), 0, cause="last token only"
+        "loss/token_losses", L, "token_losses", tokens(last_to_zero), 0, cause="last token only",
+        also=("zero",),
     ),
     "divided by length": Fault(
         "loss/token_losses", L, "token_losses", tokens(lambda x, *_: x / len(x)), 0, cause="scaled by length"
@@ -232,7 +244,8 @@ FAULTS = {
         "metrics/grad_norm", L, "log_probs", of_last_micro_batch(lambda one: one.detach() + 0 * one)
     ),
     "last micro-batch scaled": Fault(
-        "loss/log_probs", L, "log_probs", of_last_micro_batch(lambda one: 1.5 * one), 15,
+        "loss/log_probs", L, "log_probs", of_last_micro_batch(lambda one: 1.5 * one), 15, cause="scaled",
+        also=ALONE,
     ),
     "sign of the KL term": Fault(
         "loss/token_losses", L, "token_losses",
@@ -265,10 +278,11 @@ FAULTS = {
     "advantages of the neighbour": Fault("loss/token_losses", S, "loss", rolled_advantage),
     "one NaN": Fault(
         "loss/token_losses", L, "token_losses", one_sample(lambda x: x * float("nan"), 7), 7,
-        cause="not finite",
+        cause="not finite", also=ALONE,
     ),
     "one sample doubled": Fault(
-        "loss/token_losses", L, "token_losses", one_sample(lambda x: x + 0.5, 9), 9, cause="offset"
+        "loss/token_losses", L, "token_losses", one_sample(lambda x: x + 0.5, 9), 9, cause="offset",
+        also=ALONE,
     ),
     "packed samples see each other": Fault(
         "loss/log_probs", layouts, "_mask", everyone_sees_all, 1, options={"layout": "packed"}

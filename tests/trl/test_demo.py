@@ -7,7 +7,8 @@ import shlex
 
 import pytest
 
-from rolltape.demo import acts
+import rolltape
+from rolltape.demo import runs as acts
 from rolltape.examples.grpo import loss
 from tests.cli_tapes import run
 
@@ -55,10 +56,11 @@ def test_the_page_says_the_same(shown):
 
 def test_its_advice_works(shown):
     advice = [line for line in shown[1].splitlines() if line.startswith("  rolltape ")]
-    assert [shlex.split(line)[1] for line in advice] == ["ls", "show", "diff"]
-    for line, code in zip(advice, (0, 0, 1), strict=True):
+    assert [shlex.split(line)[1] for line in advice] == ["ls", "show", "diff", "view"]
+    for line, code in zip(advice, (0, 0, 1), strict=False):
         done = run(*shlex.split(line)[1:])
         assert done.exit_code == code, done.stderr
+    assert rolltape.open(shlex.split(advice[-1])[-1]).steps()  # as the viewer would show them
 
 
 def test_a_demo_that_is_there_is_not_overwritten(shown):

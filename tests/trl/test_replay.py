@@ -195,10 +195,10 @@ def test_a_step_that_was_not_recorded_is_an_error(on_tape) -> None:
 def test_a_trainer_is_on_one_tape(on_tape, tmp_path) -> None:
     trainer, tape = on_tape("record")
     assert instrument(trainer) is tape
-    with pytest.raises(ConfigError, match="on a tape already"):
+    with pytest.raises(ConfigError, match="already on a tape"):
         instrument(trainer, Tape(tmp_path / "other", mode="record"))
 
 
 def test_a_trainer_that_does_not_generate_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no generation that is known"):
+    with pytest.raises(ConfigError, match="is not supported"):
         instrument(object(), Tape())

@@ -3,10 +3,9 @@
 import os
 import sys
 
-STACK = os.environ.get("ROLLTAPE_STACK", "core")
-collect_ignore_glob = [] if STACK == "verl" else ["*.py", "cpu/*.py"]
+from tests.stacks import why_not
 
-if STACK == "verl":
+if why_not("verl") is None:
     os.environ.update(
         RAY_AUTH_MODE="disabled",
         RAY_USAGE_STATS_ENABLED="0",

@@ -5,6 +5,7 @@ import pytest
 import rolltape
 from rolltape.integrations.verl.config import Run, fingerprint, pick
 from rolltape.integrations.verl.options import Groups, Rewards, opted_in, plans
+from rolltape.integrations.verl.session import Session
 
 
 def config(skip=None, **rest):
@@ -130,3 +131,35 @@ def test_pick_reads_whatever_a_configuration_is_made_of():
     for node in ({"a": {"b": 1}}, OmegaConf.create({"a": {"b": 1}}), SimpleNamespace(a=SimpleNamespace(b=1))):
         assert pick(node, "a.b") == 1
         assert pick(node, "a.c.d", "none") == "none"
+
+
+CRITIC = {
+    "critic": {"enable": None, "fsdp": {"full_determinism": False}},
+    "algorithm": {"adv_estimator": "gae"},
+}
+ACTOR = {"actor_rollout_ref": {"actor": {"fsdp_config": {"full_determinism": False}}}}
+
+
+@pytest.mark.parametrize(("parts", "expected"), [
+    ({**CRITIC, **ACTOR}, ["critic.fsdp", "actor_rollout_ref.actor.fsdp_config"]),
+    (CRITIC, ["critic.fsdp"]),
+    ({**CRITIC, "critic": {"fsdp": {"full_determinism": True}}}, []),
+    ({**CRITIC, "critic": {"veomni": {"full_determinism": False}}}, ["critic.veomni"]),
+    ({**CRITIC, "algorithm": {"adv_estimator": "grpo"}}, []),
+    ({**CRITIC, "critic": {**CRITIC["critic"], "enable": False}}, []),
+    ({"critic": {"enable": True, "fsdp": {"full_determinism": False}}}, ["critic.fsdp"]),
+])  # fmt: skip
+def test_a_critic_that_begins_at_random_is_seen(parts, expected):
+    (plan,) = plans(config({"rollout": ON_TAPE}, **parts), {}, "/")
+    assert plan.unseeded == tuple(f"{engine}.full_determinism" for engine in expected)
+
+
+def test_a_recording_with_it_says_so_and_the_tape_notes_it(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(rolltape.determinism, "_unseeded", set())
+    for mode, told in (("record", True), ("replay", False)):
+        env = {"ROLLTAPE_DIR": str(tmp_path / "t"), "ROLLTAPE_MODE": mode}
+        (plan,) = plans(config(**CRITIC, **ACTOR), env, "/")
+        caplog.clear()
+        Session.start(plan).tape.close()
+        assert ("critic.fsdp.full_determinism=True" in caplog.text) is told
+    assert rolltape.open(tmp_path / "t").environment["unseeded"] == "the critic's value head"

@@ -74,7 +74,7 @@ import verl
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager
 from verl.utils.skip import SkipManager
 from omegaconf import OmegaConf
-from rolltape.integrations.verl.hooks import is_marked
+from rolltape.integrations.verl.wrappers import is_marked
 before = is_marked(AgentLoopManager.__dict__["generate_sequences"])
 SkipManager.init(OmegaConf.create({"trainer": {"v1": {"trainer_mode": "sync"}}, "skip": {}}))
 print(json.dumps([before, is_marked(AgentLoopManager.__dict__["generate_sequences"])]))

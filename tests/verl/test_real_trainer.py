@@ -47,7 +47,8 @@ def recorded(request, work):
     version = "v1" if request.param else "v0"
     dumps = work / f"dumps-{version}"
     run_command = (
-        "import sys; from rolltape.cli.run import command; sys.exit(command.main(standalone_mode=False))"
+        "import sys; from rolltape.cli.commands.run import command; "
+        "sys.exit(command.main(standalone_mode=False))"
     )
     command = [sys.executable, "-c", run_command, "--mode", "record", "--dir", str(dumps / RUN_FOLDER), "--"]
     env = {"ROLLTAPE_VERL_VAL": "1"}

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from rolltape.engines import Completion, LogprobKind, Rollout, SamplingParams
-from rolltape.engines.prompt import prepare
+from rolltape.engines.api.prompt import prepare
 
 
 def test_to_dataproto():

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rolltape.cli.run import command, environment
+from rolltape.cli.commands.run import command, environment
+from rolltape.integrations import ray_env
 from rolltape.steps import ALL_STEPS, StepSelector
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -19,7 +20,7 @@ SOURCE, STANDIN = TESTS.parent / "src", TESTS / "roll_standin/src"
 def run(*arguments, **env):
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ROLLTAPE_")}
     call = "sys.exit(command.main(sys.argv[1:], standalone_mode=False))"
-    code = f"import sys; from rolltape.cli.run import command; {call}"
+    code = f"import sys; from rolltape.cli.commands.run import command; {call}"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env={**environ, **env}
     )
@@ -49,10 +50,29 @@ def test_record_then_replay_any_program(tmp_path):
     assert "has 2 recordings, 0 of them new" in replayed.stderr
 
 
-@pytest.mark.parametrize("code", [0, 1, 7])
+@pytest.mark.parametrize("code", [1, 7])
 def test_the_exit_code_is_passed_on(tmp_path, code):
-    done = run("--dir", str(tmp_path / "t"), "--", sys.executable, "-c", f"raise SystemExit({code})")
+    opens = f"import rolltape; rolltape.Tape.from_env(); raise SystemExit({code})"
+    done = run("--dir", str(tmp_path / "t"), "--", sys.executable, "-c", opens)
     assert done.returncode == code
+
+
+@pytest.mark.parametrize("mode", ["record", "auto", "replay", "off"])
+def test_a_command_that_never_opened_the_tape_is_an_error(tmp_path, mode):
+    """A framework that is not hooked must not pass for a recorded or a replayed run."""
+    tape = tmp_path / "t"
+    if mode == "replay":
+        assert (
+            run("--mode", "record", "--dir", str(tape), "--", sys.executable, "-c", PROGRAM).returncode == 0
+        )
+    done = run("--mode", mode, "--dir", str(tape), "--", sys.executable, "-c", "print('trained')")
+    assert done.stdout == "trained\n"
+    if mode == "off":
+        assert done.returncode == 0
+    else:
+        assert done.returncode == 4
+        assert "the command opened no tape" in done.stderr
+    assert not [*tmp_path.glob("opened-*"), *tmp_path.glob("t/.tmp/*")]
 
 
 def test_a_command_ended_by_a_signal_and_one_that_is_not_there(tmp_path):
@@ -98,7 +118,8 @@ ray.init(address=os.environ["CLUSTER"], log_to_driver=False)
 
 @ray.remote
 def look():
-    return os.environ["ROLLTAPE_DIR"]
+    import rolltape
+    return rolltape.Tape().dir  # opened in a worker, it counts as opened by the program
 
 print(ray.get(look.remote()))
 """
@@ -123,7 +144,9 @@ ray.init(address=os.environ["CLUSTER"], log_to_driver=False, runtime_env={"env_v
 
 @ray.remote
 def look():
+    import rolltape
     from roll.distributed.scheduler.rollout_scheduler import RolloutScheduler
+    rolltape.Tape().close()
     return RolloutScheduler.get_batch.__module__, os.environ["ROLLTAPE_DIR"], os.environ["OWN"]
 
 @ray.remote
@@ -168,3 +191,18 @@ def test_the_hook_of_an_outer_run_is_not_taken_for_the_users():
     assert environment({}, "auto", "/t", ALL_STEPS)["RAY_RUNTIME_ENV_HOOK"] == (
         "rolltape.integrations.roll.workers.runtime_env_if_used"
     )
+
+
+def test_a_verl_without_entry_points_is_told_to_import_the_plugin(monkeypatch):
+    """In the command and in its Ray workers; modules that the user or the program names come first."""
+    plugin = ray_env.VERL_PLUGIN
+    assert environment({}, "auto", "/t", ALL_STEPS)[ray_env.MODULES] == plugin
+    found = environment({ray_env.MODULES: "theirs,other"}, "auto", "/t", ALL_STEPS)
+    assert found[ray_env.MODULES] == f"theirs,other,{plugin}"
+    assert environment(found, "auto", "/t", ALL_STEPS)[ray_env.MODULES] == found[ray_env.MODULES]
+    monkeypatch.delenv(ray_env.MODULES, raising=False)
+    assert ray_env.MODULES not in ray_env.forward({})["env_vars"]
+    monkeypatch.setenv(ray_env.MODULES, plugin)
+    assert ray_env.forward({})["env_vars"][ray_env.MODULES] == plugin
+    job = {"env_vars": {ray_env.MODULES: "of_the_job"}}
+    assert ray_env.forward(job)["env_vars"][ray_env.MODULES] == f"of_the_job,{plugin}"

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
+import transfer_queue as tq
 from verl.utils import tensordict_utils as tu
 from verl.utils.skip import SkipManager
 
 import rolltape
 from rolltape.integrations.verl import install
-from tests.verl.v1 import Generator, consume, make_trainer
-
-tq = pytest.importorskip("transfer_queue")
+from tests.verl.v1 import Generator, consume, make_trainer, prepare
 
 pytestmark = pytest.mark.usefixtures("empty_queue")
 
@@ -124,7 +123,7 @@ def test_an_interrupted_step_is_recorded_again_as_a_whole(training, caplog):
     trainer = training(Generator(), **two)
     trainer.global_steps = 1
     SkipManager.set_step(1)
-    trainer.prepare_step()
+    prepare(trainer)
     old, _ = trainer.replay_buffer.sample(global_steps=1, partition_id="train", batch_size=1)
     old_keys = set(old.keys)
     left = tq.kv_list()["train"]
@@ -143,7 +142,7 @@ def test_an_interrupted_step_is_refused_in_replay(training, monkeypatch):
     trainer = training(Generator(), **two)
     SkipManager.set_step(1)
     trainer.global_steps = 1
-    trainer.prepare_step()
+    prepare(trainer)
     trainer.replay_buffer.sample(global_steps=1, partition_id="train", batch_size=1)
     monkeypatch.setenv("ROLLTAPE_MODE", "replay")
     with pytest.raises(rolltape.StepMissingError, match="1 of its 2 samples"):

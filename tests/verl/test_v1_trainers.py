@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+import transfer_queue as tq
+import verl
 from verl.utils.skip import SkipManager
 
 import rolltape
 from rolltape.integrations.verl import install
-from tests.verl.v1 import Generator, consume, exact, make_trainer
-
-tq = pytest.importorskip("transfer_queue")
+from tests.verl.v1 import Generator, consume, exact, make_trainer, prepare
 
 pytestmark = pytest.mark.usefixtures("empty_queue")
 
@@ -77,7 +77,7 @@ def test_other_validation_prompts_are_refused(training, monkeypatch):
     validate(training(Generator()), 0)
     trainer = training(Generator(forbidden=True), replayed=True)
     trainer.val_dataloader.reverse()
-    with pytest.raises(rolltape.MismatchError, match="3 prompts, and 1 are asked for"):
+    with pytest.raises(rolltape.MismatchError, match="3 prompts, but 1 are asked for"):
         validate(trainer, 0)
 
 
@@ -156,6 +156,9 @@ def test_a_checkpoint_in_the_making_does_not_generate_for_a_replayed_step(traini
 def test_a_hybrid_engine_is_not_lent_to_generation_for_a_replayed_step(training):
     consume(training(Generator(), mode="colocate_async"), 1)
     trainer = training(Generator(forbidden=True), replayed=True, mode="colocate_async")
+    if verl.__version__ == "0.9.0":  # lends none, and has nobody to ask
+        assert not hasattr(trainer.replay_buffer, "get_sampleable_count")
+        return
     assert trainer.replay_buffer.get_sampleable_count(1, "train") == 2
     assert trainer.replay_buffer.get_sampleable_count(2, "train") == 0
 
@@ -197,7 +200,7 @@ def test_rewards_are_computed_again_where_asked(training, ray_session, monkeypat
     )
     trainer.global_steps = 1
     SkipManager.set_step(1)
-    trainer.prepare_step()
+    prepare(trainer)
     batch, _ = trainer.replay_buffer.sample(global_steps=1, partition_id="train", batch_size=2)
     data = tq.kv_batch_get(keys=batch.keys, partition_id="train")
     assert batch.keys == recorded[0]

@@ -105,11 +105,16 @@ def make_trainer(config, generator, first_prompt=0, mode="sync", reward_workers=
     return trainer
 
 
+def prepare(trainer):
+    """The beginning of a step; 0.9.0 has no name for it."""
+    getattr(trainer, "prepare_step", trainer._add_batch_to_generate)()
+
+
 def consume(trainer, step, samples=1):
     """One step as `PPOTrainer.step` has it: prepare, then sample; returns what training would see."""
     trainer.global_steps = step
     SkipManager.set_step(step)
-    trainer.prepare_step()
+    prepare(trainer)
     seen = []
     for _ in range(samples):
         batch, metrics = trainer.replay_buffer.sample(

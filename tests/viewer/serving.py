@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import uvicorn
 
 from rolltape.viewer.library import Library
-from rolltape.viewer.server import Viewer
+from rolltape.viewer.web.patience import Impatient
+from rolltape.viewer.web.server import Viewer
 
 
 @contextmanager
@@ -18,7 +19,7 @@ def serve(library: Library, **options) -> Iterator[str]:
     """The address of a server that runs as ``rolltape view`` runs it, on another thread."""
     viewer = Viewer(library, **options)
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(viewer.app, log_level="warning", lifespan="off", ws="none")
+    config = uvicorn.Config(viewer.app, http=Impatient, log_level="warning", lifespan="off", ws="none")
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
     thread.start()

@@ -9,13 +9,13 @@ import pytest
 from playwright.sync_api import expect
 
 import rolltape
-from rolltape.cli.visible import visible
 from rolltape.errors import KeyNameError
 from rolltape.key import check_name
+from rolltape.reader.visible import visible
+from rolltape.reader.wording import brief
 from rolltape.steps import StepSelector
-from rolltape.viewer.export import export_pages
 from rolltape.viewer.library import Library
-from rolltape.viewer.words import brief
+from rolltape.viewer.web.single_file import export_pages
 from tests.viewer.payloads import PAYLOADS
 from tests.viewer.serving import serve
 
@@ -130,7 +130,7 @@ def test_a_sample_shows_its_payload_as_text(watched, address, stage):
     page = watched(base_url=address).page
     for at, payload in enumerate(PAYLOADS):
         page.goto(f"/t/0/train/{stage}/0/{at}")
-        text = visible(payload, lines=True)
+        text = visible(payload, "\n\t")
         said = page.locator("#prompt pre").first.evaluate("element => element.textContent")
         assert normal(said) == normal(text), payload
         assert (
@@ -165,7 +165,7 @@ def test_an_export_of_payloads_runs_nothing(watched, hostile, tmp_path):
         page.goto(f"{out.as_uri()}#/t/0/train/rollout/0/{at}")
         expect(page.locator("nav.crumbs b")).to_have_text(f"sample {at}")
         said = page.locator("#prompt pre").first.evaluate("element => element.textContent")
-        assert normal(said) == normal(visible(PAYLOADS[at], lines=True))
+        assert normal(said) == normal(visible(PAYLOADS[at], "\n\t"))
 
 
 def test_neither_a_stage_nor_a_split_can_be_named_like_a_payload():

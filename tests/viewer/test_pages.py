@@ -10,12 +10,10 @@ import pytest
 from playwright.sync_api import expect
 
 import rolltape
-from rolltape.steps import StepSelector
-from rolltape.storage import LocalStorage
-from rolltape.verify import compare_tapes
+from rolltape.reader.tokenizer import load_tokenizer
+from rolltape.reader.wording import number
+from rolltape.verify.rules.noise_floor import Floor, write_floor
 from rolltape.viewer.library import Library
-from rolltape.viewer.tokenizer import load_tokenizer
-from rolltape.viewer.words import number
 from tests.viewer.serving import serve
 
 
@@ -171,8 +169,9 @@ def test_two_runs_are_compared(page, runs):
 
 def test_a_step_of_two_runs_has_a_verdict_for_everything(page, runs):
     page.goto("/c/0/1/train/rollout/1")
-    storages = [LocalStorage(str(runs / name)) for name in ("base", "packed")]
-    entries = compare_tapes(*storages, steps=StepSelector.parse(1)).entries
+    report = rolltape.compare(runs / "base", runs / "packed", steps=1)
+    entries = report.comparison.entries
+    expect(page.locator(".verdict").first).to_have_text(report.sentence)
     rows = page.locator("#entries tbody tr")
     expect(rows).to_have_count(len(entries))
     for at, entry in enumerate(entries):
@@ -219,3 +218,22 @@ def points(chart):
 
 def page_scales(page):
     return json.loads(page.locator("#scales").text_content())
+
+
+def test_a_noise_floor_holds_on_the_page_too(watched, tmp_path):
+    """As on every other surface: what is noise to `rolltape diff` is noise here."""
+    for name, off in (("a", 0.0), ("b", 1e-3)):
+        with rolltape.Tape(tmp_path / name, mode="record", background=False) as tape, tape.step(0):
+            rows = np.linspace(1, 2, 8, dtype=np.float32).reshape(2, 4) + np.float32(off)
+            tape.stage("rollout")(lambda rows=rows: {"uid": ["x", "y"], "scores": rows})()
+    for floor, verdict in ((None, "diverged"), (1e-2, "noise")):
+        if floor is not None:
+            known = Floor(3, "2026-01-01", (), {("rollout", "scores"): floor})
+            write_floor(rolltape.open(tmp_path / "a").storage, known)
+        told = rolltape.compare(tmp_path / "a", tmp_path / "b")
+        with serve(Library([str(tmp_path / "a"), str(tmp_path / "b")])) as address:
+            page = watched(base_url=address).page
+            page.goto("/c/0/1/train/rollout/0")
+            expect(page.locator(".verdict").first).to_have_text(told.sentence)
+            expect(page.locator("#entries tbody tr", has_text="scores")).to_contain_text(verdict)
+        assert str(told.verdict) == verdict

@@ -8,9 +8,9 @@ from playwright.sync_api import expect
 
 import rolltape
 from rolltape.steps import StepSelector
-from rolltape.viewer import assets, charts
-from rolltape.viewer.export import export_pages
 from rolltape.viewer.library import Library
+from rolltape.viewer.web import assets, charts
+from rolltape.viewer.web.single_file import export_pages
 from tests.viewer.serving import serve
 
 VALUES = [0.1 + 0.2, 1 / 3, math.nan, 1e-17, 5.0, -2.5, math.inf, 12345678.90123456, 0.0, 7.0]

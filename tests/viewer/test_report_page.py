@@ -66,7 +66,8 @@ def test_it_says_what_the_report_says(watched, report):
     assert page.locator("h1").inner_text() == told["sentence"].replace("`", "")
     assert page.locator(".tag").inner_text() == told["verdict"] == "diverged"
     assert [text.strip() for text in page.locator(".cause").all_inner_texts()] == [
-        f"Looks like: {cause['text']}." for cause in told["causes"]
+        *(f"Looks like: {cause['text']}." for cause in told["causes"]),
+        *(one["text"].replace("`", "") for one in told["attributions"]),
     ]
     assert "scaled by 2" in told["causes"][0]["text"]
     assert [row[::2] for row in cells(page, "Findings")] == [[f["path"], f["text"]] for f in told["findings"]]

@@ -10,11 +10,11 @@ from playwright.sync_api import expect
 
 import rolltape
 from rolltape.engines import Prompt, Rollout, SamplingParams
-from rolltape.engines.completion import Completion
-from rolltape.viewer.groups import find_groups
+from rolltape.engines.api.completion import Completion
 from rolltape.viewer.library import Library
-from rolltape.viewer.sample import read_sample
-from rolltape.viewer.step import StepView
+from rolltape.viewer.prompt_groups import find_groups
+from rolltape.viewer.sample_view import read_sample
+from rolltape.viewer.step_view import StepView
 from tests.viewer.serving import serve
 
 
@@ -72,7 +72,7 @@ def test_calls_and_shards_of_a_step_are_one(tmp_path):
             stage(f"{rank} 0")
             stage(f"{rank} 1")
     view = StepView(Library([str(tmp_path / "t")]), 0, "train", "rollout", 0)
-    said = [read_sample(view, at).response[0].parts[0].text for at in range(view.main.samples)]
+    said = [read_sample(view, at).response[0].parts[0].text for at in range(len(view.main))]
     assert sorted(said) == ["said 0 0", "said 0 1", "said 1 0", "said 1 1"]
 
 

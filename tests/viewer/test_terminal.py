@@ -6,12 +6,12 @@ from textual.widgets import DataTable
 
 import rolltape
 from rolltape.cli.app import app as cli
-from rolltape.cli.visible import visible
+from rolltape.reader.visible import visible
 from rolltape.viewer.library import Library
-from rolltape.viewer.sample import read_sample
-from rolltape.viewer.step import StepView
+from rolltape.viewer.sample_view import read_sample
+from rolltape.viewer.step_view import StepView
 from rolltape.viewer.terminal import Browser, bars, sample_text, token_text
-from rolltape.viewer.tokens import Scale, Token
+from rolltape.viewer.token_view import Scale, Token
 from tests.viewer.payloads import PAYLOADS
 
 
@@ -66,7 +66,7 @@ def test_no_payload_reaches_the_terminal_as_more_than_text(tmp_path):
     view = StepView(hostile(tmp_path / "t"), 0, "train", "rollout", 0)
     for at, payload in enumerate(PAYLOADS):
         text = sample_text(read_sample(view, at), None).plain
-        assert visible(payload, lines=True) in text
+        assert visible(payload, "\n\t") in text
         assert harmless(text)
 
 

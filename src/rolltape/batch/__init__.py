@@ -3,7 +3,8 @@
 from rolltape.batch.batch import Batch
 from rolltape.batch.columns import ArrayColumn, Column, ObjectColumn, RaggedColumn
 from rolltape.batch.registry import register_adapter, register_visible_classes
-from rolltape.batch.tree import Dismantled, assemble, dismantle
+from rolltape.batch.roles import register_role
+from rolltape.batch.tree import Dismantled, Tree, dismantle, dismantle_one
 
 __all__ = [
     "ArrayColumn",
@@ -12,8 +13,10 @@ __all__ = [
     "Dismantled",
     "ObjectColumn",
     "RaggedColumn",
-    "assemble",
+    "Tree",
     "dismantle",
+    "dismantle_one",
     "register_adapter",
+    "register_role",
     "register_visible_classes",
 ]

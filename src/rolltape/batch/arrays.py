@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.batch import dtypes
-from rolltape.batch.plain import Path, is_tensor, unsupported
+from rolltape.batch.json_values import Path, is_tensor, unsupported
 from rolltape.batch.scalars import Json
 from rolltape.errors import MissingDependencyError, UnsupportedValueError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,6 +22,14 @@ class ArrayColumn:
     def samples(self) -> int:
         return int(self.data.shape[0])
 
+    def rows(self) -> list[Any]:
+        """What each sample has."""
+        return list(self.data)
+
+    def take(self, rows: Sequence[int]) -> ArrayColumn:
+        """Some of the samples."""
+        return ArrayColumn(self.data[list(rows)], self.dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class RaggedColumn:
@@ -36,6 +45,17 @@ class RaggedColumn:
     def samples(self) -> int:
         return int(self.lengths.shape[0])
 
+    def rows(self) -> list[Any]:
+        """What each sample has."""
+        ends = np.cumsum(self.lengths)
+        return np.split(self.values, ends[:-1]) if len(ends) else []
+
+    def take(self, rows: Sequence[int]) -> RaggedColumn:
+        """Some of the samples."""
+        found = self.rows()
+        kept = np.concatenate([self.values[:0], *(found[at] for at in rows)])
+        return RaggedColumn(kept, self.lengths[list(rows)], self.dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectColumn:
@@ -48,6 +68,14 @@ class ObjectColumn:
     @property
     def samples(self) -> int:
         return len(self.values)
+
+    def rows(self) -> list[Any]:
+        """What each sample has."""
+        return self.values
+
+    def take(self, rows: Sequence[int]) -> ObjectColumn:
+        """Some of the samples."""
+        return ObjectColumn([self.values[at] for at in rows], self.path)
 
 
 Column: TypeAlias = ArrayColumn | RaggedColumn | ObjectColumn

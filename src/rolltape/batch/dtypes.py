@@ -6,7 +6,9 @@ unsigned integers of the same width, so that no conversion can ever change a bit
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
+from functools import lru_cache
 
 import numpy as np
 
@@ -33,6 +35,7 @@ HELD_AS: dict[str, str] = {
 _COMPONENTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 _RAW = "numpy:"
+_SPEC = re.compile(r"[<>=|]?[?A-Za-z][0-9]{0,9}(\[[0-9A-Za-zµμ/]{0,20}\])?|" + "|".join(sorted(NATIVE)))
 
 
 def numpy_name(dtype: np.dtype) -> str:
@@ -66,8 +69,10 @@ def spec(dtype: np.dtype) -> str:
 def from_spec(word: str) -> np.dtype:
     """The inverse of :func:`spec`."""
     try:
+        if not isinstance(word, str) or not _SPEC.fullmatch(word):  # numpy reads far more than it writes
+            raise ValueError
         return np.dtype(word)
-    except TypeError:
+    except (TypeError, ValueError, OverflowError):
         raise CorruptFileError(f"numpy has no dtype {word!r}") from None
 
 
@@ -76,10 +81,13 @@ def raw_name(dtype: np.dtype) -> str:
     return _RAW + spec(dtype)
 
 
+@lru_cache(maxsize=256)
 def storage_dtype(name: str) -> np.dtype:
     """The numpy dtype that holds the bits of the logical dtype ``name``."""
+    if not name.startswith(_RAW) and name not in NATIVE and name not in HELD_AS:
+        raise CorruptFileError(f"there is no dtype {name!r} on a tape")
     dtype = from_spec(name[len(_RAW) :] if name.startswith(_RAW) else HELD_AS.get(name, name))
-    if dtype.hasobject:
+    if dtype.hasobject or not dtype.itemsize:
         raise CorruptFileError(f"arrays of dtype {name} cannot be on a tape")
     return dtype
 

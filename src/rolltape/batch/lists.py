@@ -11,8 +11,8 @@ import numpy as np
 from rolltape.batch import arrays, registry
 from rolltape.batch.classes import attributes, is_name
 from rolltape.batch.columns import Column, ObjectColumn, RaggedColumn
+from rolltape.batch.json_values import Path, is_array
 from rolltape.batch.nested import is_nested
-from rolltape.batch.plain import Path, is_array
 from rolltape.batch.scalars import Json
 from rolltape.errors import CorruptFileError
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rolltape.batch import arrays
 from rolltape.batch.columns import RaggedColumn
-from rolltape.batch.plain import Path
+from rolltape.batch.json_values import Path
 from rolltape.batch.scalars import Json
 
 

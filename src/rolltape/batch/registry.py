@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib
 import inspect
 import sys
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import metadata
 from typing import Any
 
-from rolltape.errors import StageError, UnknownAdapterError
+from rolltape.errors import MissingDependencyError, StageError, UnknownAdapterError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +31,9 @@ class Adapter:
     """The inverse."""
 
 
-# Optional libraries: the type's full name -> the adapter module of ours that may be imported for it.
-_TENSORDICTS = "rolltape.batch.tensordicts"
-_IMAGES = "rolltape.batch.images"
-_VERL = "rolltape.integrations.verl.adapters"
-_ROLL = "rolltape.integrations.roll.dataproto"
-_ENGINES = "rolltape.engines.rollout"
-_LAZY_TYPES = {
-    "tensordict._td.TensorDict": _TENSORDICTS,
-    "tensordict._lazy.LazyStackedTensorDict": _TENSORDICTS,
-    "tensordict.tensorclass.NonTensorData": _TENSORDICTS,
-    "tensordict.tensorclass.NonTensorStack": _TENSORDICTS,
-    "verl.protocol.DataProto": _VERL,
-    "transfer_queue.metadata.KVBatchMeta": _VERL,
-    "roll.distributed.scheduler.protocol.DataProto": _ROLL,
-}
-# The first part of an adapter's name, as tapes have it -> the same modules.
-_LAZY_NAMES = {
-    "tensordict": _TENSORDICTS, "pil": _IMAGES, "verl": _VERL, "roll": _ROLL, "engines": _ENGINES,
-}  # fmt: skip
+GROUP = "rolltape.adapters"
+"""Entry points of modules that register adapters when they are imported. Each has one of two kinds of name:
+the full name of a type, for values that show up, or the first part of an adapter's name, for tapes."""
 
 _by_name: dict[str, Adapter] = {}
 _by_type: dict[str, Adapter] = {}
@@ -103,7 +87,7 @@ def register_adapter(
 def is_adapted(cls: type) -> bool:
     """Whether there is an adapter for this very type."""
     full = type_name(cls)
-    return full in _by_type or full in _LAZY_TYPES
+    return full in _by_type or full in _modules()
 
 
 def adapter_for(value: Any) -> Adapter | None:
@@ -112,10 +96,8 @@ def adapter_for(value: Any) -> Adapter | None:
     found = _by_type.get(full)
     if found is not None:
         return found
-    module = _LAZY_TYPES.get(full) or _lazy_image(type(value))
-    if module is None:
+    if not _load(full if full in _modules() else _image_base(type(value))):
         return None
-    importlib.import_module(module)
     return _by_type.get(full) or next(
         (_by_type[type_name(base)] for base in type(value).__mro__ if type_name(base) in _by_type), None
     )
@@ -123,9 +105,8 @@ def adapter_for(value: Any) -> Adapter | None:
 
 def adapter_named(name: str) -> Adapter:
     """The adapter that a tape names."""
-    module = _LAZY_NAMES.get(name.partition(".")[0])
-    if name not in _by_name and module is not None:
-        importlib.import_module(module)
+    if name not in _by_name:
+        _load(name.partition(".")[0])
     try:
         return _by_name[name]
     except KeyError:
@@ -206,8 +187,8 @@ def _enclosed(function: Callable[..., Any]) -> Iterator[Any]:
 
 def class_named(name: str) -> type:
     """The class that a tape names, if this process knows it."""
-    if name not in _classes and name.startswith("engines."):
-        importlib.import_module(_ENGINES)
+    if name not in _classes:
+        _load(name.partition(".")[0])
     try:
         return _classes[name]
     except KeyError:
@@ -232,8 +213,31 @@ def _annotated(thing: Any) -> list[Any]:
     return found
 
 
-def _lazy_image(cls: type) -> str | None:
+@lru_cache(maxsize=1)
+def _modules() -> dict[str, metadata.EntryPoint]:
+    """The modules that installed packages, this one among them, offer adapters in."""
+    return {point.name: point for point in metadata.entry_points(group=GROUP)}
+
+
+def _load(name: str) -> bool:
+    """Import the module that registers adapters under this name; False where there is none."""
+    point = _modules().get(name)
+    if point is None:
+        return False
+    try:
+        point.load()
+    except MissingDependencyError:
+        raise
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"values of {name!r} need {point.value}, which cannot be imported: {error}",
+            hint=f"pip install {error.name}" if error.name else None,
+        ) from None
+    return True
+
+
+def _image_base(cls: type) -> str:
     # PIL's own classes only: a subclass of somebody else's would come back as less than it was.
     if "PIL.Image" not in sys.modules or not cls.__module__.startswith("PIL."):
-        return None
-    return _IMAGES if any(type_name(base) == "PIL.Image.Image" for base in cls.__mro__) else None
+        return ""
+    return next((name for base in cls.__mro__ if (name := type_name(base)) == "PIL.Image.Image"), "")

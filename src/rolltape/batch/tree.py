@@ -1,32 +1,30 @@
 """Takes any supported object apart into columns and a tree, and puts it together again.
 
 The tree is JSON (see ``plain``) in which every large leaf is replaced by the name of its column. Columns
-share their first axis, the samples; an array with another first axis is kept whole beside them.
+share their first axis, the samples; an array with another first axis is kept whole beside them. An object
+that is one sample has a column of one row for each of its fields.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from rolltape.batch import arrays, nested, registry
+from rolltape.batch import arrays, classes, nested, registry, scalars
 from rolltape.batch.arrays import Bits
 from rolltape.batch.classes import instance
 from rolltape.batch.columns import ArrayColumn, Column, ObjectColumn, RaggedColumn
+from rolltape.batch.json_values import Leaf, Path, adapted_parts, from_json, is_array, to_json, unsupported
 from rolltape.batch.lists import flatten_groups, list_column, list_of, record_fields
-from rolltape.batch.plain import Leaf, Path, from_json, to_json, unsupported
+from rolltape.batch.roles import names_of
 from rolltape.batch.scalars import Json
-from rolltape.errors import CorruptFileError
-
-ANCHORS = (
-    "uid responses response response_ids completions completion completion_ids input_ids "
-    "prompts prompt prompt_ids tokens"
-).split()
-"""Names whose first axis is the samples beyond doubt, most telling first."""
+from rolltape.batch.tree_check import check_depth, check_tree
+from rolltape.errors import CorruptFileError, UnsupportedValueError
 
 MAX_RECORD_DEPTH = 8
 """Records inside records become columns down to here; what is deeper, or contains itself, becomes JSON."""
@@ -77,38 +75,207 @@ def dismantle(value: Any) -> Dismantled:
     return parts
 
 
-def assemble(tree: Json, columns: dict[str, Column], wholes: dict[str, Bits]) -> Any:
-    """The inverse of :func:`dismantle`."""
+def dismantle_one(value: Any) -> Dismantled:
+    """Take apart an object that is one sample: each of its fields is a column of one row."""
+    parts = Dismantled(1, None)
 
-    def find(node: dict[str, Json]) -> Any:
-        if "$column" in node:
-            return _unwrap(columns[node["$column"]], node["wrap"])
-        if "$whole" in node:
-            bits = wholes[node["$whole"]]
-            return arrays.rebuild(bits.data, bits.dtype, bits.wrap)
-        if "$nested" in node:
-            return nested.from_parts(from_json(node["$nested"], find))
-        if "$objects" in node:
-            return object_array(from_json(node["items"], find), node["$objects"])
-        if "$list" in node:
-            return from_json(node["$list"], find)
-        if "$records" in node:
-            return _records(node, find)
-        raise CorruptFileError(f"the tree has a node this version does not know: {next(iter(node))}")
+    def place(child: Any, field: str) -> Json:
+        name = parts.claim(_clean(field) if field else "value")
+        return _place_row(child, (field,) if field else (), name, parts)
 
-    return from_json(tree, find)
+    try:
+        parts.tree = fields_node(value, place)
+    except UnsupportedValueError as error:
+        raise error if error.where is not None else unsupported(value, (), error.what) from None
+    return parts
 
 
-def column_values(tree: Json, name: str, column: Column) -> Any:
-    """One column as the caller's kind of value: a tensor, an array, a list."""
-    wrap = _find_wrap(tree, name)
-    if wrap is None:
-        raise CorruptFileError(f"the tree does not mention the column {name!r}")
-    if isinstance(column, ObjectColumn):  # a slice of an object array is a list of its values
-        return column.values
-    if wrap["lib"] == "objects":
-        wrap = wrap | {"lib": "list"}
-    return _unwrap(column, wrap)
+def fields_node(value: Any, place: Callable[[Any, str], Json]) -> Json:
+    """The node of an object whose fields are handed to ``place``; anything else is handed over whole."""
+    kind = type(value)
+    if kind is dict and value and all(map(classes.is_name, value)) and "" not in value:
+        return {key: place(item, key) for key, item in value.items()}
+    if kind is OrderedDict and value and all(map(classes.is_name, value)) and not vars(value):
+        return {"$ordereddict": [[key, place(item, key)] for key, item in value.items()]}
+    if kind is tuple and value:
+        return {"$tuple": [place(item, str(at)) for at, item in enumerate(value)]}
+    adapter = None if is_array(value) else registry.adapter_for(value)
+    if adapter is not None:
+        return {"$adapted": adapter.name, "parts": fields_node(adapted_parts(adapter, value, ()), place)}
+    if registry.is_plain_class(kind) and not isinstance(value, Enum):
+        return classes.class_node(value, kind, place)
+    return place(value, "")
+
+
+class Tree:
+    """How a recorded object is put together: the inverse of :func:`dismantle`, without the columns."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Json) -> None:
+        self._node = node
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tree) and self._node == other._node
+
+    def build(self, columns: Mapping[str, Column], wholes: Mapping[str, Bits]) -> Any:
+        """The object, from its columns and the arrays that have no sample axis."""
+        check_depth(self._node)
+        used: set[tuple[str, str]] = set()
+
+        def once(tag: str, node: dict[str, Json]) -> str:
+            """Each stands in one place. A tree that repeats one could ask for any amount of memory."""
+            name: str = node[tag]
+            if (tag, name) in used:
+                raise CorruptFileError(f"the tree has {name!r} in more than one place")
+            used.add((tag, name))
+            return name
+
+        def find(node: dict[str, Json]) -> Any:
+            if "$column" in node:
+                return _unwrap(columns[once("$column", node)], node["wrap"])
+            if "$whole" in node:
+                bits = wholes[once("$whole", node)]
+                return arrays.rebuild(bits.data, bits.dtype, bits.wrap)
+            if "$nested" in node:
+                return nested.from_parts(from_json(node["$nested"], find))
+            if "$objects" in node:
+                return object_array(from_json(node["items"], find), node["$objects"])
+            if "$list" in node:
+                return from_json(node["$list"], find)
+            if "$records" in node:
+                return _records(node, find)
+            if "$row" in node:
+                return find(node["$row"])[0]
+            if "$point" in node:
+                return find(node["$point"]).reshape(())
+            raise CorruptFileError(f"the tree has a node this version does not know: {next(iter(node))}")
+
+        return from_json(self._node, find)
+
+    def check(self, columns: Mapping[str, Column], wholes: Mapping[str, Bits]) -> None:
+        """Raise where ``build`` would fail, whatever libraries are here; nothing is imported or built."""
+        check_tree(self._node, columns, wholes)
+
+    def column_values(self, name: str, column: Column) -> Any:
+        """One column as the caller's kind of value: a tensor, an array, a list."""
+        wrap = _find_wrap(self._node, name)
+        if wrap is None:
+            raise CorruptFileError(f"the tree does not mention the column {name!r}")
+        if isinstance(column, ObjectColumn):  # a slice of an object array is a list of its values
+            return column.values
+        if wrap["lib"] == "objects":
+            wrap = wrap | {"lib": "list"}
+        return _unwrap(column, wrap)
+
+    def taken_apart(self, samples: int, columns: dict[str, Column], wholes: dict[str, Bits]) -> Dismantled:
+        """The object taken apart again, with other columns of the same names."""
+        return Dismantled(samples, self._node, columns, wholes)
+
+    def cut(self, samples: int, rows: Sequence[int]) -> Tree:
+        """The tree of the same object with only these of its samples, in the order they have."""
+        return Tree(_cut(self._node, samples, rows))
+
+    def adapted(self) -> Iterator[Tree]:
+        """The values of somebody else's types: only their adapters know whether their parts fit together."""
+        return (Tree(node) for node in _adapted(self._node))
+
+    @property
+    def adapter(self) -> str | None:
+        """The adapter whose value this is, as the tape calls it."""
+        return self._node.get("$adapted") if isinstance(self._node, dict) else None
+
+    def child(self, *names: str) -> Tree | None:
+        """What lies under these names, step by step; None where there is no such thing."""
+        node = self._node
+        for name in names:
+            inner = _inside(node) if isinstance(node, dict) else None
+            if not isinstance(inner, dict) or inner.get(name) is None:
+                return None
+            node = inner[name]
+        return Tree(node)
+
+    def items(self) -> list[Tree] | None:
+        """The entries of a list that is not by sample; None for anything else."""
+        node = self._node.get("$list") if isinstance(self._node, dict) else self._node
+        return [Tree(item) for item in node] if isinstance(node, list) else None
+
+    def record_columns(self) -> dict[str, str | None] | None:
+        """The column of each field of a list of records; None for anything else."""
+        if not isinstance(self._node, dict) or "$records" not in self._node:
+            return None
+        return {name: node.get("$column") for name, node in self._node["fields"].items()}
+
+    def leaves(self, *, lists: bool = True) -> Iterator[tuple[str, Any]]:
+        """The plain values that belong to no sample, by where they stand; ``lists`` takes lists apart too."""
+        return ((path, value) for path, value in _leaves(self._node, "", lists) if value is not _STORED)
+
+    def names(self) -> list[str]:
+        """What it holds, in its order: columns, arrays and plain values by their names."""
+        return [path for path, _ in _leaves(self._node, "", lists=True)]
+
+
+_STORED: Any = object()
+"""Stands for the value of a leaf that is stored beside the tree, under the name that is its path then."""
+
+
+def _inside(node: dict[str, Json]) -> Json:
+    """The named parts of an adapted value or of an instance; a dict is its own."""
+    if "$adapted" in node:
+        return node["parts"]
+    return node["fields"] if {"$dataclass", "$namedtuple"} & node.keys() else node
+
+
+def _leaves(node: Json, path: str, lists: bool) -> Iterator[tuple[str, Any]]:
+    inner = _inside(node) if isinstance(node, dict) else node
+    if isinstance(inner, list):
+        if not lists and not any(isinstance(child, (dict, list)) for child in inner):
+            yield path, inner
+            return
+        inner = {str(at): child for at, child in enumerate(inner)}
+    if not isinstance(inner, dict):
+        yield path, inner
+        return
+    tag = next(iter(inner), "")
+    if tag in ("$column", "$whole"):
+        yield inner[tag], _STORED
+    elif tag in scalars.READ:
+        yield path, scalars.READ[tag](inner[tag])
+    elif tag == "$records":
+        if inner["groups"] is not None:
+            yield from _leaves(inner["groups"], f"{path}/groups" if path else "groups", lists)
+    else:
+        for name, child in inner.items():
+            if name.startswith("$"):
+                if not isinstance(child, str):  # else it is the name of a class
+                    yield from _leaves(child, path, lists)
+            else:
+                yield from _leaves(child, f"{path}/{name}" if path else name, lists)
+
+
+def _cut(node: Json, samples: int, rows: Sequence[int]) -> Json:
+    if isinstance(node, list):
+        return [_cut(child, samples, rows) for child in node]
+    if not isinstance(node, dict):
+        return node
+    found = {name: _cut(child, samples, rows) for name, child in node.items()}
+    if "$column" in node and node["wrap"]["lib"] == "objects":
+        found["wrap"] = node["wrap"] | {"shape": [len(rows)]}
+    elif node.get("groups") is not None and "$records" in node:
+        ends = np.cumsum(node["groups"])
+        counts = np.bincount(np.searchsorted(ends, rows, side="right"), minlength=len(ends))
+        found["groups"] = [int(count) for count in counts if count]
+    elif "$torch.size" in node and node["$torch.size"][:1] == [samples]:  # the batch size of a TensorDict
+        found["$torch.size"] = [len(rows), *node["$torch.size"][1:]]
+    return found
+
+
+def _adapted(node: Json) -> Iterator[Json]:
+    if isinstance(node, dict) and "$adapted" in node:
+        yield node
+    elif isinstance(node, (dict, list)):
+        for child in node.values() if isinstance(node, dict) else node:
+            yield from _adapted(child)
 
 
 def _find_wrap(node: Json, name: str) -> dict[str, Json] | None:
@@ -128,7 +295,7 @@ def _samples(leaves: Iterable[_Leaf]) -> int:
         if size is not None:
             sizes.setdefault(leaf.path[-1] if leaf.path else "", size)
             votes[size] += 1
-    for name in ANCHORS:
+    for name in names_of("sample_axis"):
         if name in sizes:
             return sizes[name]
     return max(votes, key=lambda size: (votes[size], size), default=0)
@@ -159,6 +326,25 @@ def _place(value: Any, path: Path, name: str, parts: Dismantled) -> dict[str, Js
         return {"$column": name, "wrap": bits.wrap}
     parts.wholes[name] = bits
     return {"$whole": name}
+
+
+def _place_row(value: Any, path: Path, name: str, parts: Dismantled) -> Json:
+    """Place what the only sample has in a field."""
+    if _is_point(value):
+        bits = arrays.bits_of(value.reshape(1), path)
+        parts.columns[name] = ArrayColumn(bits.data, bits.dtype)
+        # An element of a numpy array is a scalar of numpy's; an array of no axes needs another way back.
+        return {"$row" if isinstance(value, np.generic) else "$point": {"$column": name, "wrap": bits.wrap}}
+    return {"$row": _place_list([value], path, name, parts)}
+
+
+def _is_point(value: Any) -> bool:
+    """Whether a value is one number of a dtype, which is a column of numbers like those of arrays."""
+    if isinstance(value, (np.bool_, np.number)):
+        return True
+    if not is_array(value) or value.ndim or getattr(value, "requires_grad", False):
+        return False
+    return type(value) is not np.ndarray or value.dtype.kind in "biuf"
 
 
 def _place_nested(value: Any, path: Path, name: str, parts: Dismantled) -> dict[str, Json]:

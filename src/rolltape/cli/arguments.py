@@ -48,12 +48,12 @@ class Step(ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        from rolltape.cli.tapes import open_tape, shelves
+        from rolltape.reader.run import open
 
         try:
-            storage = open_tape(ctx.params["tape"]).storage
-            found = shelves(storage, ctx.params.get("split"), ctx.params.get("stage"))
-            steps = sorted({step for shelf in found for step in shelf.steps})
+            run, stage = open(ctx.params["tape"]), ctx.params.get("stage")
+            splits = [ctx.params["split"]] if ctx.params.get("split") else run.splits
+            steps = sorted({step for split in splits for step in run.steps(stage, split)})
         except (KeyError, TypeError, OSError, RolltapeError):
             return []
         return [CompletionItem(str(step)) for step in steps if str(step).startswith(incomplete)]

@@ -5,45 +5,67 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rich.table import Table
 from rich.text import Text
 
-from rolltape.cli.output import Screen, counted, new_table
-from rolltape.cli.visible import shown
-from rolltape.verify.entries import Entry
-from rolltape.verify.gate import Finding
-from rolltape.verify.ladder import Verdict
-from rolltape.verify.report import Link, Report
-from rolltape.verify.sentence import MOST_STEPS
+from rolltape.cli.output import Screen, new_table
+from rolltape.reader.wording import counted
+from rolltape.rich_text import shown
+from rolltape.verify.comparison import Entry
+from rolltape.verify.measure.verdict import Verdict
+from rolltape.verify.report.report import Finding, Link, Report
+from rolltape.verify.report.sentence import MOST_STEPS
 
 STYLES = {
     Verdict.BITWISE: "green",
     Verdict.ULP: "green",
     Verdict.NOISE: "cyan",
     Verdict.TOLERANCE: "cyan",
+    Verdict.BIASED: "bold red",
     Verdict.DIVERGED: "bold red",
     Verdict.INCOMPARABLE: "bold red",
 }
 BARS = "▁▂▃▄▅▆▇█"
 WIDEST = 24
 """Steps in a curve; of more, the largest of each run of steps is shown."""
+NARROW = 110
+"""Columns of a terminal below which a row says where, how badly and how much, and no more."""
+MOST_ROWS = 20
+"""Rows of the chain; what diverges comes first."""
+MOST_UNRELATED = 6
+"""The same of two runs that have nothing to do with each other."""
 
 
 def print_report(report: Report, *, per_step: bool = False) -> None:
     """Everything, in the order in which people ask."""
     screen = Screen()
     clean = report.comparison.first is None and report.comparison.compared
-    screen.print(shown(report.sentence, "bold green" if clean else "bold red"), soft_wrap=True)
+    _say(screen, shown(report.sentence, "bold green" if clean else "bold red"))
     for cause in report.causes:
-        screen.print(shown(f"Looks like: {cause.text}.", "bold yellow"), soft_wrap=True)
+        _say(screen, shown(f"Looks like: {cause.text}.", "bold yellow"))
+    for one in report.attributions:
+        _say(screen, shown(str(one), "yellow"))
+    _say(screen, shown(f"Confidence: {report.confidence}."))
+    screen.print(shown(f"See it: {report.view}"), soft_wrap=True)  # in one piece, to be copied
+    if report.comparison.within:
+        _say(screen, shown(f"Compared as far as both go: {report.comparison.within}.", "yellow"))
+    if report.comparison.matched:
+        said = f"Uids do not tell who is who: samples are matched by {report.comparison.matched}."
+        _say(screen, shown(said, "yellow"))
     _print_proofs(screen, report)
     _print_changes(screen, report)
     _print_chain(screen, report)
     if per_step:
         _print_steps(screen, report)
     screen.print()
-    screen.print(shown(f"Noise floor: {report.noise}.", "dim"), soft_wrap=True)
+    _say(screen, shown(f"Noise floor: {report.noise}.", "dim"))
     if report.tokenizer:
-        screen.print(shown(f"Tokens as text: {report.tokenizer}.", "dim"), soft_wrap=True)
+        _say(screen, shown(f"Tokens as text: {report.tokenizer}.", "dim"))
+
+
+def _say(screen: Screen, text: Text) -> None:
+    """A sentence: broken between words where somebody looks at it, in one line where something reads it."""
+    screen.print(text, soft_wrap=not screen.wraps)
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
@@ -53,7 +75,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
         screen.print()
         screen.print(shown(f"The gate stays shut: {counted(len(findings), 'finding')}", "bold red"))
         for finding in findings:
-            screen.print(shown(f"  {finding.path}: {finding.text}"), soft_wrap=True)
+            _say(screen, shown(f"  {finding.path}: {finding.text}"))
 
 
 def _print_proofs(screen: Screen, report: Report) -> None:
@@ -62,7 +84,7 @@ def _print_proofs(screen: Screen, report: Report) -> None:
     words = {True: shown("yes", "green"), False: shown("NO", "bold red"), None: shown("unknown", "yellow")}
     for proof in report.proofs:
         line = Text("  ") + words[proof.same] + shown(f"  {proof.what}: {proof.how}")
-        screen.print(line, soft_wrap=True)
+        _say(screen, line)
 
 
 def _print_changes(screen: Screen, report: Report) -> None:
@@ -76,28 +98,55 @@ def _print_changes(screen: Screen, report: Report) -> None:
 
 
 def _print_chain(screen: Screen, report: Report) -> None:
-    links = report.chain
-    spotless = [link for link in links if link.worst.verdict is Verdict.BITWISE]
+    links = [link for link in report.chain if link.worst.verdict is not Verdict.BITWISE]
+    spotless = [link for link in report.chain if link.worst.verdict is Verdict.BITWISE]
+    most = MOST_UNRELATED if report.comparison.unrelated else MOST_ROWS
+    wrong = [link for link in links if link.first is not None]
+    kept = [*wrong, *(link for link in links if link.first is None)][:most]
+    screen.print()
+    if links:
+        narrow = screen.wraps and screen.width < NARROW
+        rows = [link for link in links if any(link is one for one in kept)]
+        screen.print(_narrow_table(rows) if narrow else _table(rows))
+    if len(links) > len(kept):
+        text = f"… and {counted(len(links) - len(kept), 'more thing')}: --json and --html FILE have all"
+        _say(screen, shown(text, "dim"))
+    names = ", ".join(dict.fromkeys(link.worst.path for link in spotless))
+    if spotless:
+        text = f"{counted(len(spotless), 'thing')} bit for bit the same at every step: {names}"
+        _say(screen, shown(text, "green"))
+    if report.comparison.allowed:
+        allowed = ", ".join(dict.fromkeys(entry.path for entry in report.comparison.allowed))
+        _say(screen, shown(f"Allowed to differ, and not looked at: {allowed}", "yellow"))
+    if report.comparison.apart:
+        apart = ", ".join(dict.fromkeys(f"{entry.stage}/{entry.label}" for entry in report.comparison.apart))
+        _say(screen, shown(f"Not judged (times, throughput, memory): {apart}", "dim"))
+    if report.comparison.shared:
+        shared = ", ".join(report.comparison.shared)
+        _say(screen, shown(f"Replayed by the candidate (or never called): {shared}", "green"))
+
+
+def _table(links: Sequence[Link]) -> Table:
     numbers = "first at", "worst at", "ULP", "max abs", "max rel", "samples"
     table = new_table(
         "stage", "what", "verdict", *numbers, "over the steps", right=numbers, fold={"what": 12}
     )
     for link in links:
-        if link.worst.verdict is not Verdict.BITWISE:
-            table.add_row(*_row(link))
-    screen.print()
-    if table.row_count:
-        screen.print(table)
-    names = ", ".join(dict.fromkeys(link.worst.path for link in spotless))
-    if spotless:
-        text = f"{counted(len(spotless), 'thing')} bit for bit the same at every step: {names}"
-        screen.print(shown(text, "green"), soft_wrap=True)
-    if report.comparison.allowed:
-        allowed = ", ".join(dict.fromkeys(entry.path for entry in report.comparison.allowed))
-        screen.print(shown(f"Allowed to differ, and not looked at: {allowed}", "yellow"), soft_wrap=True)
-    if report.comparison.shared:
-        shared = ", ".join(report.comparison.shared)
-        screen.print(shown(f"Replayed by the candidate (or never called): {shared}", "green"), soft_wrap=True)
+        table.add_row(*_row(link))
+    return table
+
+
+def _narrow_table(links: Sequence[Link]) -> Table:
+    """What diverges, how badly, since when, and by how much: what has room in any terminal."""
+    table = new_table(
+        "what", "verdict", "first at", "error", right=("first at",), fold={"what": 20, "error": 16}
+    )
+    for link in links:
+        entry, row = link.worst, _row(link)
+        name = entry.path if link.split == "train" else f"{link.split}: {entry.path}"
+        error = shown(entry.note, "red") if entry.note or entry.difference is None else row[6]
+        table.add_row(shown(name), row[2], row[3], error)
+    return table
 
 
 def _row(link: Link) -> list[Text]:

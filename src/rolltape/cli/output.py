@@ -5,11 +5,11 @@ Strings are never read as rich markup here; whatever comes from a tape goes thro
 
 from __future__ import annotations
 
-import datetime as dt
 import enum
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,11 +19,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rolltape.cli.visible import shown, visible
+from rolltape.rich_text import shown
 
 PIPED_WIDTH = 10_000
 """Columns where there is no terminal: nothing is wrapped or cut for whoever reads the pipe."""
 
+
+_COMMAND = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
+"""How a line begins that GitHub obeys."""
 
 HELP = {"help_option_names": ["-h", "--help"]}
 """Context settings of a command that is also used by itself: click keeps the first help option it makes."""
@@ -38,6 +41,8 @@ class Exit(enum.IntEnum):
     """Wrong usage, or something failed."""
     NOTHING = 3
     """Nothing there that could be shown or checked."""
+    NO_TAPE = 4
+    """What ``run`` started ended well, and never opened the tape."""
 
 
 class Screen(Console):
@@ -64,8 +69,8 @@ class Screen(Console):
 
 
 def complain(message: str) -> None:
-    """A message on stderr, as long as it is."""
-    Screen(stderr=True).print(shown(message, lines=True), soft_wrap=True)
+    """A message on stderr, as long as it is. No line of it is a command to the pipeline that shows it."""
+    Screen(stderr=True).print(shown(_COMMAND.sub(r"\1\\x3a:", message), lines=True), soft_wrap=True)
 
 
 def print_json(document: Any) -> None:
@@ -100,44 +105,3 @@ def new_table(*columns: str, right: Sequence[str] = (), fold: Mapping[str, int] 
             min_width=width,
         )
     return table
-
-
-def count(number: int | None) -> str:
-    """A number for people; an en dash where there is none.
-
-    >>> count(1234567), count(None)
-    ('1,234,567', '–')
-    """
-    return "–" if number is None else f"{number:,}"
-
-
-def counted(number: int, one: str, more: str | None = None) -> str:
-    """A number of things.
-
-    >>> counted(1, "sample"), counted(1024, "sample"), counted(2, "recorded step")
-    ('1 sample', '1,024 samples', '2 recorded steps')
-    """
-    return f"{number:,} {one if number == 1 else more or one + 's'}"
-
-
-def seconds(number: float | None) -> str:
-    """A duration for people.
-
-    >>> seconds(0.0123), seconds(2.5), seconds(754.2), seconds(None)
-    ('12 ms', '2.5 s', '12 min 34 s', '–')
-    """
-    if number is None:
-        return "–"
-    if number < 1:
-        return f"{number * 1000:.0f} ms" if number >= 0.01 else f"{number * 1000:.1f} ms"
-    return f"{number:.1f} s" if number < 100 else f"{int(number) // 60} min {int(number) % 60} s"
-
-
-def moment(text: str | None, form: str = "%Y-%m-%d %H:%M") -> str:
-    """A recorded point in time, in the time zone of whoever looks."""
-    if not text:
-        return "–"
-    try:
-        return dt.datetime.fromisoformat(text).astimezone().strftime(form)
-    except (ValueError, TypeError):  # whatever the file says instead
-        return visible(str(text))

@@ -5,21 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich import progress
 
 from rolltape.cli.output import Screen
-from rolltape.cli.visible import visible
+from rolltape.reader.visible import visible
 
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
     """A bar on stderr, where that is a terminal; told what is done, of how many, and what comes next."""
-    screen = Screen(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+    with _bar(
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.description}"),
+    ) as bar:
         task = bar.add_task("", total=None)
 
         def told(done: int, total: int, name: str) -> None:
             bar.update(task, completed=done, total=total, description=visible(name)[-60:])
 
         yield told
+
+
+@contextmanager
+def step_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """The same for a command that only counts; told what is done, and of how much."""
+    text = progress.TextColumn("{task.description}", markup=False)
+    with _bar(
+        text, progress.BarColumn(), progress.TaskProgressColumn(), progress.TimeRemainingColumn()
+    ) as bar:
+        task = bar.add_task(visible(what), total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _bar(*columns: progress.ProgressColumn) -> progress.Progress:
+    screen = Screen(stderr=True)
+    return progress.Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,10 @@ import pyarrow as pa
 from rolltape.batch import arrays, nested
 from rolltape.batch.arrays import Bits
 from rolltape.batch.dtypes import NATIVE, storage_dtype
-from rolltape.batch.plain import Path, from_json, is_json, to_json
+from rolltape.batch.json_values import Path, from_json, is_json, to_json
 from rolltape.batch.scalars import Json
 from rolltape.batch.tree import flat_objects, object_array
-from rolltape.codec.numbers import from_arrow, list_array, to_arrow
+from rolltape.codec.arrow_numbers import from_arrow, list_array, to_arrow
 from rolltape.errors import CorruptFileError
 
 _SCALARS: dict[type, tuple[str, Any]] = {
@@ -79,6 +80,8 @@ def unpack_cells(kind: str, column: pa.Array, attached: pa.Array | None) -> list
         return list(from_arrow(column, dtype).astype(storage_dtype(dtype)))
     if kind == "json":
         whole: list[Any] = json.loads(f"[{','.join(column.to_pylist())}]")
+        if len(whole) != len(column):
+            raise CorruptFileError(f"a column has {len(column)} cells, and {len(whole)} values in them")
         return whole
     if kind != "tagged":
         raise CorruptFileError(f"a column of plain values has the unknown form {kind!r}")
@@ -107,6 +110,11 @@ def _tagged(values: Sequence[Any], path: Path) -> Cells:
         text, *row = cell_parts(value, (*path, str(i)))
         texts.append(text)
         files.append(row)
+    return tagged_cells(texts, files)
+
+
+def tagged_cells(texts: list[bytes | None], files: list[list[bytes]]) -> Cells:
+    """Values as JSON with tags, each with the bytes of the arrays that it refers to."""
     cells = _binary("tagged", pa.string(), texts)
     if not any(files):
         return cells
@@ -141,9 +149,11 @@ def _attach(row: list[bytes]) -> Callable[[Any, Path], Json]:
 
 
 def _from_text(text: str, row: list[bytes]) -> Any:
+    unused = dict(enumerate(row))  # each is referred to once, or a small file could ask for any amount
+
     def find(node: dict[str, Json]) -> Any:
         if "$array" in node:
-            bits = Bits(np.frombuffer(row[node["$array"]], np.uint8), node["dtype"], node["wrap"])
+            bits = Bits(np.frombuffer(unused.pop(node["$array"]), np.uint8), node["dtype"], node["wrap"])
             return from_bytes(bits, node["shape"])
         if "$nested" in node:
             return nested.from_parts(from_json(node["$nested"], find))
@@ -156,9 +166,10 @@ def _from_text(text: str, row: list[bytes]) -> Any:
 
 def from_bytes(bits: Bits, shape: Sequence[int]) -> Any:
     """An array of the caller's kind, with memory of its own, from its raw bytes."""
-    data = np.empty(tuple(shape), storage_dtype(bits.dtype))
-    if data.nbytes != bits.data.nbytes:
+    dtype = storage_dtype(bits.dtype)
+    if math.prod(shape) * dtype.itemsize != bits.data.nbytes:
         raise CorruptFileError(f"an array of {bits.dtype} {list(shape)} has {bits.data.nbytes} bytes")
+    data = np.empty(tuple(shape), dtype)
     if data.nbytes:
         data.reshape(-1).view(np.uint8)[:] = bits.data
     return arrays.rebuild(data, bits.dtype, bits.wrap)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import cached_property
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
@@ -18,14 +19,18 @@ from rolltape._version import __version__
 from rolltape.batch.arrays import Bits
 from rolltape.batch.columns import Column, ObjectColumn
 from rolltape.batch.dtypes import storage_dtype
-from rolltape.batch.plain import Json
-from rolltape.batch.tree import assemble
+from rolltape.batch.json_values import Json
+from rolltape.batch.tree import Tree
+from rolltape.cached import cached_property
 from rolltape.codec.cells import unpack_cells
-from rolltape.codec.expand import Source, dense_bytes, expand_array, expand_ragged, needed
-from rolltape.codec.pack import Packed
+from rolltape.codec.expand import Source, dense_bytes, expand_array, expand_ragged, needed, work_bytes
+from rolltape.codec.header import About, Header, StoredColumn, StoredWhole, parse
+from rolltape.codec.memory_limit import check_memory
+from rolltape.codec.pack import Packed, pack
 from rolltape.codec.seal import check_chunk, read_tail, seal, tail_size
 from rolltape.codec.threads import SHARE_FROM, submit
-from rolltape.errors import CorruptFileError, FormatVersionError
+from rolltape.codec.validation import validate
+from rolltape.errors import BatchError, CorruptFileError, MemoryLimitError, RolltapeError
 
 FORMAT = 1
 """The version of the file format. Readers refuse newer ones."""
@@ -72,8 +77,26 @@ def _float_path(field: pa.Field) -> list[str]:
     return [path] if value in (pa.float32(), pa.float64()) else []
 
 
+@contextmanager
+def decoding() -> Iterator[None]:
+    """What goes wrong in a file whose checksums are right is an error of ours, whatever it was."""
+    try:
+        yield
+    except RolltapeError:
+        raise
+    except MemoryError as error:
+        raise MemoryLimitError("there is not enough memory to read this file") from error
+    except Exception as error:
+        raise CorruptFileError(
+            f"the file cannot be decoded: {type(error).__name__}: {error}",
+            causes=["its checksums are right, so another tool wrote or edited it"],
+        ) from error
+
+
 Read = Callable[[int, int], memoryview]
 """Reads (offset, length) of the file."""
+Change = Callable[[dict[str, Column], dict[str, Bits]], None]
+"""Replaces columns, or arrays without a sample axis."""
 
 
 class RecordingFile:
@@ -92,49 +115,130 @@ class RecordingFile:
             end = self._end(wanted)
         footer = read_tail(end)
         self._chunks = footer.chunks
+        with decoding():
+            self._open(footer.data, whole)
+
+    def _open(self, footer: memoryview, whole: memoryview | None) -> None:
+        size = self._size
         # A buffer as long as the file of which only what is read is ever touched.
         self._image = np.zeros(size, np.uint8) if whole is None else np.frombuffer(whole, np.uint8)
         self._in_memory = whole is not None
         if not self._in_memory:
-            self._image[size - len(footer.data) :] = footer.data
+            self._image[size - len(footer) :] = footer
         self._loaded: set[int] = set()
         self._parquet = pq.ParquetFile(pa.BufferReader(pa.py_buffer(self._image)))
         self._names: list[str] = self._parquet.schema_arrow.names
         self._index = {name: at for at, name in enumerate(self._names)}
+        found = self._parquet.metadata
+        if not len(self._index) == len(self._names) == found.num_columns:
+            raise CorruptFileError("the file has columns of the same name, or columns of columns")
+        if len(self._chunks) != found.num_row_groups * len(self._names):
+            raise CorruptFileError("the seal is not of as many columns as the file has")
 
     def _end(self, length: int) -> memoryview:
         return memoryview(self._read(self._size - length, length))
 
     @cached_property
-    def header(self) -> dict[str, Json]:
-        """What the file says about itself."""
+    def _header(self) -> Header:
         text = (self._parquet.metadata.metadata or {}).get(_KEY)
         if text is None:
             raise CorruptFileError("the file has no Rolltape header", causes=["another tool wrote it"])
-        header: dict[str, Json] = json.loads(text)
-        if header["format"] > FORMAT:
-            raise FormatVersionError(
-                f"the file has format {header['format']}; this Rolltape reads up to {FORMAT}",
-                hint="pip install --upgrade rolltape",
+        header = parse(text, FORMAT)
+        with decoding():
+            schema = self._parquet.schema_arrow
+            validate(
+                header, self._parquet.metadata.num_rows, dict(zip(schema.names, schema.types, strict=True))
             )
         return header
 
     @property
     def samples(self) -> int:
-        return int(self.header["samples"])
+        return self._header.samples
+
+    @cached_property
+    def digest(self) -> str:
+        """Stands for what is recorded, whenever it was. Made of checksums: only the file's end is read.
+
+        A file that was cut out of another stands for that one.
+        """
+        if self.about.cut_from is not None:
+            return self.about.cut_from
+        node = json.loads((self._parquet.metadata.metadata or {})[_KEY])
+        content = {name: node[name] for name in ("samples", "tree", "columns", "wholes")}
+        state = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16)
+        for at, chunk in enumerate(self._chunks):
+            state.update(f"{self._names[at % len(self._names)]} {chunk.size} {chunk.crc}".encode())
+        return state.hexdigest()
 
     @property
-    def about(self) -> dict[str, Json]:
-        """What was said about the recording when it was made: key, seconds, …"""
-        about: dict[str, Json] = self.header["about"]
-        return about
+    def about(self) -> About:
+        """What was noted when the recording was made: key, seconds, …"""
+        return self._header.about
 
-    def value(self) -> Any:
-        """The recorded object, as it was."""
-        extra = [f"_whole/{name}" for name, entry in self.header["wholes"].items() if "data" not in entry]
-        columns, stored = self._expand(list(self.header["columns"]), extra, 0, self.samples)
-        wholes = {name: self._whole(name, stored) for name in self.header["wholes"]}
-        return assemble(self.header["tree"], columns, wholes)
+    @property
+    def stored_columns(self) -> dict[str, StoredColumn]:
+        """How each column is stored, by name."""
+        return self._header.columns
+
+    @property
+    def stored_wholes(self) -> dict[str, StoredWhole]:
+        """How each array without a sample axis is stored, by name."""
+        return self._header.wholes
+
+    @property
+    def tree(self) -> Tree:
+        """How the recorded object is put together from all of these."""
+        return self._header.tree
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The dtype of every array, ``objects`` for columns of plain values."""
+        wholes = {name: whole.dtype for name, whole in self.stored_wholes.items()}
+        return wholes | {name: column.dtype or "objects" for name, column in self.stored_columns.items()}
+
+    @property
+    def dense_bytes(self) -> int:
+        """What its arrays take in memory once they are expanded."""
+        source = Source(self.stored_columns, {}, self.samples)
+        return sum(dense_bytes(name, source) for name in self.stored_columns)
+
+    def stored_bytes(self) -> dict[str, int]:
+        """The compressed bytes of each Parquet column."""
+        groups = list(range(self._parquet.num_row_groups))
+        return {name: self._weight(name, groups) for name in self._names}
+
+    def value(self, change: Change | None = None) -> Any:
+        """The recorded object, as it was; or with a change, to see what follows from it."""
+        extra = [f"_whole/{name}" for name, whole in self.stored_wholes.items() if whole.data is None]
+        columns, stored = self._expand(list(self.stored_columns), extra, 0, self.samples)
+        with decoding():
+            wholes = {name: self._whole(name, stored) for name in self.stored_wholes}
+            if change is not None:
+                change(columns, wholes)
+            return self.tree.build(columns, wholes)
+
+    def subset(self, rows: Sequence[int], **noted: Json) -> list[Any]:
+        """The pieces of a file with some of the samples; an error where its object needs the others.
+
+        ``noted`` is said about it beside what the whole file says.
+        """
+        columns = {
+            name: column.take(rows) for name, column in self.columns(list(self.stored_columns)).items()
+        }
+        wholes = {name: self.whole(name) for name in self.stored_wholes}
+        tree = self.tree.cut(self.samples, rows)
+        for value in tree.adapted():
+            try:
+                value.build(columns, wholes)
+            except (RolltapeError, ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
+                why = error.what if isinstance(error, RolltapeError) else f"{type(error).__name__}: {error}"
+                raise BatchError(
+                    f"a value of {value.adapter!r} cannot be cut to some of its samples: {why}"
+                ) from None
+        uids, index = self.identity()
+        who = [uids[row] for row in rows], np.array([index[row] for row in rows], np.int32)
+        packed = pack(tree.taken_apart(len(rows), columns, wholes), who if self.samples else None)
+        return encode(packed, **{**self.about, **noted})
 
     def columns(self, names: Sequence[str], start: int = 0, stop: int | None = None) -> dict[str, Column]:
         """Some columns of some samples; the rest is neither read nor decoded."""
@@ -145,16 +249,30 @@ class RecordingFile:
         """The uid of every sample and its index in the group of that uid."""
         stop = self.samples if stop is None else stop
         stored = self.stored(("_uid", "_index"), start, stop)
-        return stored["_uid"].to_pylist(), stored["_index"].to_pylist()
+        with decoding():
+            uids, index = stored["_uid"].to_pylist(), stored["_index"].to_pylist()
+        if None in uids or None in index:
+            raise CorruptFileError("a sample has no uid or no index")
+        return uids, index
 
     def whole(self, name: str) -> Bits:
         """An array that has no entry per sample."""
-        entry = self.header["wholes"][name]
-        return self._whole(name, {} if "data" in entry else self.stored([f"_whole/{name}"], 0, self.samples))
+        kept = self.stored_wholes[name].data is not None
+        stored = {} if kept else self.stored([f"_whole/{name}"], 0, self.samples)
+        with decoding():
+            return self._whole(name, stored)
 
     def verify(self) -> None:
-        """Check every checksum of the file; raises at the first that fails."""
+        """Check every checksum of the file, and that everything can be decoded; raises at the first failure.
+
+        No object of the caller's kind is made: that may need libraries that are not here.
+        """
         self._load(self._names, range(self._parquet.num_row_groups))
+        columns = self.columns(list(self.stored_columns))
+        wholes = {name: self.whole(name) for name in self.stored_wholes}
+        self.identity()
+        with decoding():
+            self.tree.check(columns, wholes)
 
     def _expand(
         self, names: Sequence[str], extra: Sequence[str], start: int, stop: int
@@ -164,11 +282,18 @@ class RecordingFile:
         Filling memory takes the time, and two cores do it faster: large columns are filled in on other
         threads, those that follow from the row bounds alone while the others are being decoded.
         """
-        entries = self.header["columns"]
+        with decoding():
+            return self._expanded(names, extra, start, stop)
+
+    def _expanded(
+        self, names: Sequence[str], extra: Sequence[str], start: int, stop: int
+    ) -> tuple[dict[str, Column], dict[str, pa.ChunkedArray]]:
+        entries = self.stored_columns
         wants = {name: needed(name, entries) & self._index.keys() for name in names}
         everything = set(extra).union(*wants.values())
         stored: dict[str, pa.ChunkedArray] = {}
         source = Source(entries, stored, stop - start)
+        check_memory(work_bytes(names, source), "this recording")
         large = [name for name in names if dense_bytes(name, source) >= SHARE_FROM]
         ahead: dict[str, Future[Column]] = {}
         if large:
@@ -180,16 +305,19 @@ class RecordingFile:
         return {n: ahead[n].result() if n in ahead else _column(n, source) for n in names}, stored
 
     def _whole(self, name: str, stored: dict[str, pa.ChunkedArray]) -> Bits:
-        entry = self.header["wholes"][name]
-        raw = base64.b64decode(entry["data"]) if "data" in entry else stored[f"_whole/{name}"][0].as_py()
-        dtype = storage_dtype(entry["dtype"])
-        data = np.frombuffer(bytearray(raw), dtype).reshape(entry["shape"])
-        return Bits(data, entry["dtype"], entry["wrap"])
+        whole = self.stored_wholes[name]
+        raw = stored[f"_whole/{name}"][0].as_py() if whole.data is None else base64.b64decode(whole.data)
+        data = np.frombuffer(bytearray(raw), storage_dtype(whole.dtype)).reshape(whole.shape)
+        return Bits(data, whole.dtype, whole.wrap)
 
     def stored(self, names: Collection[str], start: int, stop: int) -> dict[str, pa.ChunkedArray]:
         """The Parquet columns, cut to the samples asked for."""
         if not names:
             return {}
+        with decoding():
+            return self._stored(names, start, stop)
+
+    def _stored(self, names: Collection[str], start: int, stop: int) -> dict[str, pa.ChunkedArray]:
         groups, first = self._groups(start, stop)
         self._load(names, groups)
         heavy = [name for name in names if self._weight(name, groups) >= DECODE_APART_FROM][1:]
@@ -243,10 +371,10 @@ def _cut(table: pa.Table, names: Iterable[str], start: int, stop: int) -> dict[s
 
 def _column(name: str, source: Source) -> Column:
     entry = source.entries[name]
-    if entry["kind"] == "array":
+    if entry.kind == "array":
         return expand_array(name, source)
-    if entry["kind"] == "ragged":
+    if entry.kind == "ragged":
         return expand_ragged(name, source)
     attached = source.stored.get(f"_attached/{name}")
     files = None if attached is None else attached.combine_chunks()
-    return ObjectColumn(unpack_cells(entry["as"], source.stored[name].combine_chunks(), files))
+    return ObjectColumn(unpack_cells(entry.cells, source.stored[name].combine_chunks(), files))

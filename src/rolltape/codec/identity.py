@@ -8,58 +8,55 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from rolltape.batch.columns import ArrayColumn, Column, ObjectColumn, RaggedColumn
 from rolltape.batch.dtypes import NATIVE
+from rolltape.batch.roles import PROMPTS, columns_with, names_of
 from rolltape.batch.tree import Dismantled
 from rolltape.codec.cells import cell_parts
 
-UID_NAMES = ("uid", "uids", "sample_uid", "prompt_uid", "group_uid", "group_id", "prompt_id", "group_index")
-PROMPT_NAMES = (
-    "prompts", "prompt_ids", "raw_prompt_ids", "prompt_token_ids", "prompt", "raw_prompt", "messages",
-    "query", "queries", "question", "questions", "input_ids", "tokens",
-)  # fmt: skip
-INDEX_NAMES = ("index_in_group", "sample_index", "completion_index", "index")
-MASK_NAMES = ("prompt_mask", "prompt_attention_mask", "attention_mask")
-"""What says which of the prompt's tokens are padding, most telling first."""
 
-
-def identify(parts: Dismantled) -> tuple[list[str], np.ndarray]:
+def identify(parts: Dismantled, call: str = "") -> tuple[list[str], np.ndarray]:
     """The uid of every sample and its index among the samples of that uid.
 
+    Where neither a uid nor a prompt is there, the name of the call says whose they are.
     The index is the framework's own, where that tells the samples of a uid apart in any order, else counted.
     """
-    uids = _framework_uids(parts) or _prompt_hashes(parts) or [""] * parts.samples
-    own = _own_indices(parts, uids)
-    if own is not None:
-        return uids, own
+    uids = _framework_uids(parts) or _prompt_hashes(parts) or [call] * parts.samples
+    named = ((name, own_indices(parts.columns[name])) for name in columns_with(parts.columns, "index"))
+    return uids, indices(uids, ((name, own) for name, own in named if own is not None))
+
+
+def indices(
+    uids: Sequence[str], named: Iterable[tuple[str, np.ndarray]], *, again: bool = False
+) -> np.ndarray:
+    """Which of its uid each sample is: as the first of these columns says that can be, else counted.
+
+    One can be that tells the samples of a uid apart; with ``again``, also where all come several times.
+    """
+    sizes = Counter(uids)
+    for name, own in named:
+        times = Counter(zip(uids, own.tolist(), strict=True))
+        rounds = max(times.values(), default=1)
+        # What is called just ``index`` may be the row of a dataset: then it does not count from 0.
+        row = name.rsplit("/", 1)[-1] == "index"
+        counts = not row or own.max(initial=0) < max(sizes.values(), default=1) // rounds
+        if counts and (rounds == 1 or (again and min(times.values()) == rounds)):
+            return own
     seen: Counter[str] = Counter()
-    index = np.empty(parts.samples, np.int32)
-    for row, uid in enumerate(uids):
-        index[row] = seen[uid]
+    index = np.empty(len(uids), np.int32)
+    for at, uid in enumerate(uids):
+        index[at] = seen[uid]
         seen[uid] += 1
-    return uids, index
+    return index
 
 
-def _own_indices(parts: Dismantled, uids: list[str]) -> np.ndarray | None:
-    for name in INDEX_NAMES:
-        for column in _columns_named(parts, (name,)):
-            own = _indices(column)
-            if own is None:
-                continue
-            pairs = set(zip(uids, own.tolist(), strict=True))
-            # What is called just ``index`` may be the row of a dataset: then it does not count from 0.
-            counts = name != "index" or own.max(initial=0) < max(Counter(uids).values(), default=1)
-            if len(pairs) == len(uids) and counts:
-                return own
-    return None
-
-
-def _indices(column: Column) -> np.ndarray | None:
+def own_indices(column: Column) -> np.ndarray | None:
+    """The whole numbers of a column that may say which of its uid a sample is; None where it has others."""
     if isinstance(column, ArrayColumn) and column.data.ndim == 1 and column.data.dtype.kind in "iu":
         values = column.data
     elif isinstance(column, ObjectColumn) and all(type(value) is int for value in column.values):
@@ -71,7 +68,7 @@ def _indices(column: Column) -> np.ndarray | None:
 
 
 def _framework_uids(parts: Dismantled) -> list[str] | None:
-    for column in _columns_named(parts, UID_NAMES):
+    for column in _columns(parts, "uid"):
         if isinstance(column, ObjectColumn) and any(value is not None for value in column.values):
             return [_uid(value) for value in column.values]
         if isinstance(column, ArrayColumn) and column.data.ndim == 1 and column.data.dtype.kind in "iuUS":
@@ -88,9 +85,9 @@ def _uid(value: Any) -> str:
 
 
 def _prompt_hashes(parts: Dismantled) -> list[str] | None:
-    for column in _columns_named(parts, PROMPT_NAMES):
+    for column in _columns(parts, *PROMPTS):
         return _hashes(column, parts)
-    for name in PROMPT_NAMES:  # prompts that are records have become a column for each of their fields
+    for name in names_of(*PROMPTS):  # prompts that are records have become a column for each of their fields
         fields = [column for path, column in parts.columns.items() if name in path.split("/")[:-1]]
         if fields:
             rows = zip(*(_hashes(column, parts) for column in fields), strict=True)
@@ -127,7 +124,7 @@ def _rows(column: ArrayColumn | RaggedColumn, parts: Dismantled) -> Iterator[np.
 
 def _kept(tokens: np.ndarray, parts: Dismantled) -> np.ndarray | None:
     """Which tokens a mask of the batch says are there; a mask of all tokens begins with the prompt's."""
-    for mask in _columns_named(parts, MASK_NAMES):
+    for mask in _columns(parts, "prompt_mask", "attention_mask"):
         if isinstance(mask, ArrayColumn) and mask.data.ndim == 2 and mask.data.shape[1] >= tokens.shape[1]:
             return np.asarray(mask.data[:, : tokens.shape[1]] != 0)
     return None
@@ -163,9 +160,8 @@ def _canonical(row: np.ndarray) -> bytes:
     return (row.astype("<i8") if row.dtype.kind in "iu" and row.dtype.name in NATIVE else row).tobytes()
 
 
-def _columns_named(parts: Dismantled, wanted: Iterable[str]) -> Iterator[Column]:
-    by_last = {name.rsplit("/", 1)[-1]: name for name in reversed(list(parts.columns))}
-    return (parts.columns[by_last[name]] for name in wanted if name in by_last)
+def _columns(parts: Dismantled, *roles: str) -> Iterator[Column]:
+    return (parts.columns[name] for name in columns_with(parts.columns, *roles))
 
 
 def _hash_value(value: Any) -> str:

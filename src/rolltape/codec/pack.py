@@ -17,12 +17,12 @@ import pyarrow as pa
 from rolltape.batch import dtypes
 from rolltape.batch.arrays import Bits
 from rolltape.batch.columns import ArrayColumn, ObjectColumn, RaggedColumn
-from rolltape.batch.plain import Json
+from rolltape.batch.json_values import Json
 from rolltape.batch.tree import Dismantled
-from rolltape.codec.cells import binary_array, pack_cells
+from rolltape.codec.arrow_numbers import list_array, storage, to_arrow
+from rolltape.codec.cells import Cells, binary_array, pack_cells
 from rolltape.codec.identity import identify
 from rolltape.codec.layout import Layout, Planner, Rows
-from rolltape.codec.numbers import list_array, storage, to_arrow
 from rolltape.codec.spans import Spans
 
 INLINE_WHOLE = 4096
@@ -68,8 +68,10 @@ class Packed:
         return state.hexdigest()
 
 
-def pack(parts: Dismantled) -> Packed:
-    """Copy a dismantled batch into its packed form."""
+def pack(parts: Dismantled, identity: tuple[list[str], np.ndarray] | None = None, call: str = "") -> Packed:
+    """Copy a dismantled batch into its packed form. ``identity`` is who the samples are, where that is known
+    already: of a part of a batch, the order alone would not tell. ``call`` is the name of the call.
+    """
     columns: dict[str, Json] = {}
     packed = Packed(parts.samples, {"tree": parts.tree, "columns": columns, "wholes": {}})
     arrays = {n: c for n, c in parts.columns.items() if isinstance(c, ArrayColumn)}
@@ -78,10 +80,11 @@ def pack(parts: Dismantled) -> Packed:
         if isinstance(column, RaggedColumn):
             columns[name] = _pack_ragged(name, column, packed)
         elif isinstance(column, ObjectColumn):
-            columns[name] = _pack_objects(name, column, packed)
+            columns[name] = place_cells(name, pack_cells(column.values, column.path or (name,)), packed)
+    packed.header["columns"] = {name: columns[name] for name in parts.columns}  # as they were returned
     for name, bits in parts.wholes.items():
         packed.header["wholes"][name] = _pack_whole(name, bits, packed)
-    uids, index = identify(parts)
+    uids, index = identify(parts, call) if identity is None else identity
     encoded = [uid.encode("utf-8", "replace") for uid in uids]
     packed.stored["_uid"] = Stored(lambda: binary_array(pa.string(), encoded), 40 * len(uids), (uids,))
     packed.stored["_index"] = Stored(lambda: to_arrow(index, "int32"), index.nbytes, (index,))
@@ -175,8 +178,8 @@ def _pack_ragged(name: str, column: RaggedColumn, packed: Packed) -> Json:
     return entry
 
 
-def _pack_objects(name: str, column: ObjectColumn, packed: Packed) -> Json:
-    cells = pack_cells(column.values, column.path or (name,))
+def place_cells(name: str, cells: Cells, packed: Packed) -> Json:
+    """Add a column of plain values; its entry in the header."""
     packed.stored[name] = Stored(cells.values, cells.nbytes, cells.source)
     if cells.attached is not None:
         packed.stored[f"_attached/{name}"] = Stored(cells.attached, 0, ())

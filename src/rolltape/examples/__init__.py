@@ -1,1 +1,1 @@
-"""Complete programs that use Rolltape, to be read and to be run."""
+"""Complete programs that use Rolltape, to read and to run."""

@@ -1,5 +1,5 @@
 """A tape for other tools: JSON Lines, and Parquet for datasets, one row per sample and without padding."""
 
-from rolltape.exporting.run import Choice, Export, export_tape
+from rolltape.exporting.tape_export import FORMATS, STDOUT, Choice, Export, export_tape
 
-__all__ = ["Choice", "Export", "export_tape"]
+__all__ = ["FORMATS", "STDOUT", "Choice", "Export", "export_tape"]

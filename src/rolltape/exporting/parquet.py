@@ -7,15 +7,14 @@ different types in different recordings gets one that holds both, text (JSON) if
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolltape.batch import dtypes
-from rolltape.exporting.table import Piece, Rows, Table
-from rolltape.exporting.values import as_json
+from rolltape.codec.header import StoredColumn
+from rolltape.exporting.table import Piece, Rows, Table, as_json
 
 SHARD_BYTES = 500_000_000
 """A new file begins after so many bytes of a split, as they are in memory."""
@@ -25,12 +24,8 @@ _OWN = [
     pa.field("split", pa.string()), pa.field("stage", pa.string()), pa.field("call", pa.string()),
 ]  # fmt: skip
 _WORDS = {
-    "text": pa.string(),
-    "bytes": pa.binary(),
-    "bool": pa.bool_(),
-    "int": pa.int64(),
-    "float": pa.float64(),
-}
+    "text": pa.string(), "bytes": pa.binary(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(),
+}  # fmt: skip
 
 
 class Schema:
@@ -41,8 +36,8 @@ class Schema:
 
     def add(self, table: Table) -> None:
         """Make room for what a recording has."""
-        for name, entry in table.entries().items():
-            kind = _type(entry)
+        for name, column in table.stored().items():
+            kind = _type(column)
             self._types[name] = kind if name not in self._types else _both(self._types[name], kind)
 
     def arrow(self) -> pa.Schema:
@@ -104,15 +99,15 @@ class _Shards:
         return [f.rename(f.with_name(f"{f.stem}-of-{total:05d}.parquet")) for f in self._files]
 
 
-def _type(entry: Any) -> pa.DataType:
+def _type(column: StoredColumn) -> pa.DataType:
     """The Arrow type of a recorded column."""
-    if entry["kind"] == "objects":
-        word = str(entry["as"])
+    if column.kind == "objects":
+        word = column.cells
         if word.startswith("numpy:"):
             return _scalar(word.removeprefix("numpy:"))
         return _WORDS.get(word, pa.string())
-    kind = _scalar(entry["dtype"])
-    axes = len(entry["shape"]) + (entry["kind"] == "ragged") + (dtypes.component(entry["dtype"])[1] == 2)
+    kind = _scalar(column.dtype)
+    axes = len(column.shape) + (column.kind == "ragged") + (dtypes.component(column.dtype)[1] == 2)
     for _ in range(axes):
         kind = pa.list_(kind)
     return kind
@@ -128,11 +123,8 @@ def _scalar(dtype: str) -> pa.DataType:
         held = dtypes.from_spec(dtype.removeprefix("numpy:"))
     except ValueError:
         return pa.string()
-    return (
-        pa.from_numpy_dtype(held.newbyteorder("="))
-        if held.kind in "biuf" and held.itemsize <= 8
-        else pa.string()
-    )
+    known = held.kind in "biuf" and held.itemsize <= 8
+    return pa.from_numpy_dtype(held.newbyteorder("=")) if known else pa.string()
 
 
 def _both(a: pa.DataType, b: pa.DataType) -> pa.DataType:
@@ -141,11 +133,8 @@ def _both(a: pa.DataType, b: pa.DataType) -> pa.DataType:
         return a
     if pa.types.is_list(a) and pa.types.is_list(b):
         inner = _both(a.value_type, b.value_type)
-        return (
-            pa.string()
-            if inner == pa.string() and pa.string() not in (a.value_type, b.value_type)
-            else pa.list_(inner)
-        )
+        mixed = inner == pa.string() and pa.string() not in (a.value_type, b.value_type)
+        return pa.string() if mixed else pa.list_(inner)
     if pa.types.is_integer(a) and pa.types.is_integer(b):
         return pa.int64()
     numeric = [pa.types.is_integer(t) or pa.types.is_floating(t) for t in (a, b)]

@@ -2,19 +2,84 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rolltape.batch.columns import ArrayColumn, Column, ObjectColumn, RaggedColumn
-from rolltape.codec.file import RecordingFile
+from rolltape.batch import dtypes
+from rolltape.batch.columns import Column, ObjectColumn, RaggedColumn
+from rolltape.batch.floats import decode
+from rolltape.batch.json_values import is_tensor
+from rolltape.batch.registry import adapter_for
+from rolltape.codec.header import StoredColumn
 from rolltape.errors import BatchError, CorruptFileError
-from rolltape.exporting.trim import Read, Span, find_spans
-from rolltape.exporting.values import numbers, plain
+from rolltape.reader.stored_file import StoredFile
+from rolltape.reader.token_places import Places
 from rolltape.tape import Recording
+
+
+def numbers(data: np.ndarray, dtype: str) -> np.ndarray:
+    """An array of a dtype that every tool has; no value changes. Complex numbers become pairs."""
+    if dtype == "float16":
+        return data.astype(np.float32)
+    part, count = dtypes.component(dtype)
+    if count == 2:
+        pairs = np.ascontiguousarray(data).view(part).reshape(*data.shape, 2)
+        return numbers(pairs, part)
+    if not dtypes.is_raw(dtype):
+        return decode(data, dtype)
+    if data.dtype.kind in "biuf":  # of numpy's own dtypes, numbers in native order, everything else as text
+        return data.astype(data.dtype.newbyteorder("="))
+    return data.astype(str).astype(object)
+
+
+def plain(value: Any) -> Any:
+    """A recorded value as JSON has it; NaN and infinities become null, bytes base64, sets lists."""
+    if value is None or isinstance(value, (bool, str)):
+        return str(value) if isinstance(value, str) else value
+    if isinstance(value, np.generic):
+        return plain(value.item()) if value.dtype.kind in "biufc" else str(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, complex):
+        return [plain(value.real), plain(value.imag)]
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item) for item in value), key=repr)
+    return _other(value)
+
+
+def _other(value: Any) -> Any:
+    if is_tensor(value):
+        value = value.detach().cpu()
+        if value.is_nested:
+            return [plain(row) for row in value.unbind()]
+        return plain((value.float() if value.is_floating_point() else value).tolist())
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    adapter = adapter_for(value)
+    if adapter is not None:
+        return plain(adapter.to_parts(value))
+    return plain(vars(value)) if hasattr(value, "__dict__") else str(value)
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON text."""
+    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+
 
 OWN = ("step", "uid", "index", "split", "stage", "call")
 """The columns that say which sample a row is; recorded columns of these names get another one."""
@@ -57,8 +122,8 @@ class Table:
 
     def __init__(self, recording: Recording, wanted: Sequence[str] | None = None) -> None:
         self.recording = recording
-        self._entries: dict[str, Any] = recording.file.header["columns"]
-        names = _public_names(list(self._entries))
+        self._stored = recording.file.stored_columns
+        names = _public_names(list(self._stored))
         if wanted is not None:
             by_public = {public: name for name, public in names.items()}
             for name in wanted:
@@ -69,13 +134,14 @@ class Table:
         self.names = names
         """The name in the export of each recorded column."""
 
-    def entries(self) -> dict[str, Any]:
+    def stored(self) -> dict[str, StoredColumn]:
         """How each exported column is recorded, by its name in the export."""
-        return {public: self._entries[name] for name, public in self.names.items()}
+        return {public: self._stored[name] for name, public in self.names.items()}
 
     def pieces(self) -> Iterator[Piece]:
         """All samples, some at a time. Raises before the first if the file is damaged."""
-        file = self.recording.open_whole()
+        stored = StoredFile(self.recording, whole=True)
+        file, parts = stored.file, {name: stored.places.part_of(name, masks=True) for name in self.names}
         try:
             file.verify()
         except CorruptFileError as error:
@@ -84,19 +150,12 @@ class Table:
         for start in range(0, file.samples, PIECE):
             stop = min(start + PIECE, file.samples)
             uid, index = file.identity(start, stop)
-            spans = find_spans(self._entries, _reader(file, start, stop))
             read = file.columns(list(self.names), start, stop)
-            columns = {self.names[name]: _rows(column, spans.get(name)) for name, column in read.items()}
+            columns = {}
+            for name, column in read.items():
+                part = parts[name]
+                columns[self.names[name]] = _rows(column, None if part is None else part.tokens, start)
             yield Piece(self.recording, uid, index, columns)
-
-
-def _reader(file: RecordingFile, start: int, stop: int) -> Read:
-    def read(name: str) -> np.ndarray:
-        column = file.columns([name], start, stop)[name]
-        assert isinstance(column, ArrayColumn)
-        return column.data
-
-    return read
 
 
 def _public_names(names: list[str]) -> dict[str, str]:
@@ -112,7 +171,8 @@ def _public_names(names: list[str]) -> dict[str, str]:
     return found
 
 
-def _rows(column: Column, span: Span | None) -> Rows:
+def _rows(column: Column, places: Places | None, start: int) -> Rows:
+    """The rows of a column, of those with padding the places that are tokens."""
     if isinstance(column, ObjectColumn):
         return Rows(column.values, None)
     if isinstance(column, RaggedColumn):
@@ -121,8 +181,7 @@ def _rows(column: Column, span: Span | None) -> Rows:
     if column.data.ndim == 1 and data.ndim == 1:
         return Rows(data, None)
     samples, width = data.shape[:2]
-    if span is None:
+    if places is None:
         return Rows(data.reshape(samples * width, *data.shape[2:]), np.arange(samples + 1) * width)
-    at = np.arange(width)
-    kept = (at >= span.start[:, None]) & (at < span.stop[:, None])
+    kept = places.mask(slice(start, start + samples))
     return Rows(data[kept], np.concatenate([[0], np.cumsum(kept.sum(axis=1))]))

@@ -1,4 +1,4 @@
-"""torch files read by ourselves: the zip archives of today, and the row of pickles that came before them.
+"""Reads torch files without ``torch.load``: zip archives, and the older format, a row of pickles.
 
 Storages are found by name inside the file, never by a path, and are copied only when a tensor needs them.
 """
@@ -11,16 +11,14 @@ import zlib
 from typing import Any
 
 from rolltape.errors import CorruptFileError, UnsupportedValueError
-from rolltape.importing.errors import refused
-from rolltape.importing.nodes import Node, StorageNode
-from rolltape.importing.opcodes import Buffer, cut_short
+from rolltape.importing.nodes import Node, StorageNode, refused
 from rolltape.importing.resolve import Builder, Resolver, wrong
-from rolltape.importing.tensors import STORAGES, dtype_named
-from rolltape.importing.unpickle import run
+from rolltape.importing.tensor_builders import STORAGES, dtype_named
+from rolltape.importing.unpickle import Buffer, cut_short, run
 
 ZIP = b"PK\x03\x04"
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""The first pickle of an old torch file: its magic number."""
+"""How an old torch file starts: a pickle with its magic number."""
 
 _HEADER = 30
 """Bytes of a zip entry before its name."""
@@ -47,11 +45,11 @@ def _read_zip(data: memoryview, resolve: Resolver, where: str) -> Any:
         raise cut_short(len(data), where) from None
     pickles = [name for name in entries if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
-        raise CorruptFileError("this zip file is not one of torch's", where=where)
+        raise CorruptFileError("this zip file was not written by torch", where=where)
     root = pickles[0].removesuffix("data.pkl")
     order = entries.get(f"{root}byteorder")
     if order is not None and bytes(_content(data, order, where)) != b"little":
-        raise UnsupportedValueError("tensors in big-endian order cannot be imported", where=where)
+        raise UnsupportedValueError("tensors in big-endian byte order cannot be imported", where=where)
     found: dict[str, StorageNode] = {}
 
     def storage(pid: Any) -> StorageNode:
@@ -59,7 +57,7 @@ def _read_zip(data: memoryview, resolve: Resolver, where: str) -> Any:
         if key not in found:
             entry = entries.get(f"{root}data/{key}")
             if entry is None or entry.file_size != nbytes:
-                raise CorruptFileError(f"the torch file lacks the tensor data {key!r:.40}", where=where)
+                raise CorruptFileError(f"the torch file has no tensor data {key!r:.40}", where=where)
             found[key] = StorageNode(_content(data, entry, where), dtype)
         return found[key]
 
@@ -67,7 +65,7 @@ def _read_zip(data: memoryview, resolve: Resolver, where: str) -> Any:
 
 
 def _content(data: memoryview, entry: zipfile.ZipInfo, where: str) -> memoryview:
-    """The bytes of one entry, in place; torch never compresses."""
+    """The bytes of one entry, not copied; torch never compresses."""
     if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
         raise refused("compressed or encrypted tensor data, which torch does not write", where)
     header = bytes(data[entry.header_offset : entry.header_offset + _HEADER])
@@ -99,12 +97,12 @@ def _described(pid: Any, where: str) -> tuple[str | None, str, int]:
         and (len(pid) == 5 or pid[5] is None)
     )
     if not plausible:
-        raise refused("an object kept elsewhere that is no tensor data", where)
+        raise refused("an external object that is not tensor data", where)
     if pid[1].name in ("torch.UntypedStorage", "torch.storage.UntypedStorage"):
         return None, pid[2], pid[4]
     dtype = STORAGES.get(pid[1].name.removeprefix("torch."))
     if dtype is None:
-        raise refused(f"tensor data of the kind {pid[1].name}", where)
+        raise refused(f"tensor data of type {pid[1].name}", where)
     return dtype, pid[2], pid[4] * dtype_named(dtype).itemsize
 
 
@@ -120,11 +118,11 @@ def _read_legacy(data: memoryview, resolve: Resolver, where: str) -> Any:
     _, at = run(data, {}, where, start=at)
     system, at = run(data, {}, where, start=at)
     if type(system) is not dict or system.get("little_endian") is not True:
-        raise UnsupportedValueError("tensors in big-endian order cannot be imported", where=where)
+        raise UnsupportedValueError("tensors in big-endian byte order cannot be imported", where=where)
     value, at = run(data, resolve.names, where, storage, start=at)
     keys, at = run(data, {}, where, start=at)
     if type(keys) is not list or sorted(map(str, keys)) != sorted(found):
-        raise CorruptFileError("the torch file does not name its tensor data", where=where)
+        raise CorruptFileError("the torch file does not list its tensor data", where=where)
     for key in keys:
         node, nbytes = found[key]
         node.data = data[at + 8 : at + 8 + nbytes]
@@ -135,13 +133,13 @@ def _read_legacy(data: memoryview, resolve: Resolver, where: str) -> Any:
 
 
 def _load_from_bytes(node: Node, resolve: Resolver) -> Any:
-    """A storage pickled outside of a torch file: a small torch file of its own."""
+    """A storage pickled outside a torch file: it is a small torch file itself."""
     data = resolve(node.args[0]) if len(node.args) == 1 else None
     if type(data) is not bytes:
         raise wrong(node, "it has no bytes")
     storage = read_torch(data, resolve, resolve.where)
     if not isinstance(storage, StorageNode):
-        raise wrong(node, "it holds something else than tensor data")
+        raise wrong(node, "it does not hold tensor data")
     return storage
 
 

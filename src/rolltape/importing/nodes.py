@@ -1,15 +1,32 @@
-"""What a pickle is turned into first: inert nodes that remember what was asked for and do nothing.
+"""What a pickle is turned into first: inert nodes that note what the pickle asked for, and do nothing.
 
 A pickle is a program. Here it runs with every name it may use replaced by a class of this module, so that
 "call f with these arguments" makes a node that says so, and "set this state" notes the state. Nothing of
-torch, numpy or Python's own library is within its reach. ``resolve`` then makes data of the nodes.
+torch, numpy or Python's own library is within its reach. ``resolve`` then turns the nodes into data.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, NoReturn
 
-from rolltape.errors import CorruptFileError
+from rolltape.errors import CorruptFileError, RolltapeError
+
+
+class UnsafeDumpError(RolltapeError, ValueError):
+    """A dump asks for code, or uses a trick, that its format does not need. None of it was run."""
+
+
+def refused(what: str, where: object) -> UnsafeDumpError:
+    """The error for a dump that asks for ``what``."""
+    return UnsafeDumpError(
+        f"refused: the dump asks for {what}; none of it was run",
+        where=where,
+        causes=[
+            "the dump holds objects other than tensors, arrays and plain values",
+            "someone put code into it",
+        ],
+        hint="inspect it with: python -m pickletools FILE; remove such objects and dump again",
+    )
 
 
 class Node:

@@ -1,7 +1,7 @@
-"""Makes data of inert nodes: each allowed name has one builder, which checks what it is given.
+"""Turns inert nodes into data: each allowed name has one builder, which checks its arguments.
 
-Works through the containers of a raw value, in place where it can. A value that several places share is
-built once and stays shared; one that contains itself, or unfolds beyond all proportion, is refused.
+Works through the containers of a raw value, in place if possible. A value used in several places is built
+once and stays shared; a value that contains itself, or expands to far too much memory, is refused.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from rolltape.errors import CorruptFileError, UnsupportedValueError
-from rolltape.importing.budget import Budget
-from rolltape.importing.errors import refused
-from rolltape.importing.nodes import Node, StorageNode
+from rolltape.importing.nodes import Node, StorageNode, refused
+from rolltape.importing.unpickle import Budget
 
 MAX_DEPTH = 100
-"""What a tape can hold; deeper values are no batches."""
+"""The deepest nesting that a tape can hold."""
 
 _NUMBERS = {int, float, bool, type(None)}
 _TEXTS = {str, bytes, bytearray}
 _SCALARS = _NUMBERS | _TEXTS
 
 Builder: TypeAlias = "Callable[[Any, Resolver], Any]"
-"""Makes the value of a node of one name."""
+"""Builds the value of a node with one name."""
 
 
 class Resolver:
@@ -40,7 +39,7 @@ class Resolver:
         self.where = where
         self._builders = builders
         self._done: dict[int, tuple[Any, Any, int]] = {}
-        """By id of the raw value: itself (kept, so that its id stays its own), its value, and its weight."""
+        """By id of the raw value: the raw value (so that its id is not reused), its data, and its size."""
         self._open: set[int] = set()
 
     def __call__(self, raw: Any) -> Any:
@@ -62,7 +61,7 @@ class Resolver:
             return found[1]
         if id(raw) in self._open or len(self._open) > MAX_DEPTH:
             raise CorruptFileError(
-                f"a value is nested more than {MAX_DEPTH} deep, or contains itself", where=self.where
+                f"a value is nested more than {MAX_DEPTH} levels deep, or contains itself", where=self.where
             )
         self._open.add(id(raw))
         before = self.budget.used
@@ -92,7 +91,7 @@ class Resolver:
         return builder(raw, self)
 
     def plain(self, items: Any) -> bool:
-        """Whether all of these are single values, which need no work; accounts for them if so."""
+        """Whether all of these are single values, which need no work; if so, counts their memory."""
         kinds = set(map(type, items))
         if not kinds <= _SCALARS:
             return False
@@ -144,14 +143,14 @@ def takes_state(builder: Builder) -> Builder:
 
 
 def wrong(node: Any, why: str) -> CorruptFileError:
-    """The error for a node whose arguments are not what its name takes."""
+    """The error for a node with the wrong arguments."""
     return CorruptFileError(
-        f"{getattr(node, 'name', node)}: {why}", causes=["the dump was damaged or made up"]
+        f"{getattr(node, 'name', node)}: {why}", causes=["the dump is damaged or was tampered with"]
     )
 
 
 def is_sizes(value: Any) -> bool:
-    """Whether a value is a shape: whole numbers, none negative, of a plausible number of axes."""
+    """Whether a value is a shape: whole numbers of at least 0, and not too many of them."""
     return (
         isinstance(value, (tuple, list))
         and len(value) <= 64

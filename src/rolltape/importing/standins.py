@@ -1,7 +1,7 @@
-"""Our own small classes for what dumps hold of other libraries, none of which has to be installed.
+"""Our own small classes for objects of other libraries in dumps; none of these libraries must be installed.
 
-They are written to the tape under the adapter names that the real classes have, in the same parts: where
-verl and tensordict are installed, replay returns a real ``DataProto`` around a real ``TensorDict``.
+They are written to the tape under the adapter names of the real classes, in the same parts: if
+verl and tensordict are installed, replay returns a real ``DataProto`` with a real ``TensorDict``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class OneValue:
 
     @property
     def is_bare(self) -> bool:
-        """Whether it is nothing but its value."""
+        """Whether it holds only its value."""
         return self.device is None
 
 
@@ -133,7 +133,7 @@ def _stack(cls: type[Stack]) -> Callable[[dict[str, Any]], Stack]:
 
 
 def register() -> None:
-    """Make the stand-ins known. Whoever registered the real class keeps saying how to read it."""
+    """Register the stand-ins. If the real class is registered, its adapter still reads the recordings."""
     for cls, name in _NAMES:
         _register(cls, name, _parts, _from_parts(cls))
     for stack, name in ((Stack, "tensordict.lazy"), (ValueStack, "tensordict.values")):

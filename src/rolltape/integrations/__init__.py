@@ -1,1 +1,1 @@
-"""Training frameworks on tapes, one folder each. Nothing here is imported by ``import rolltape``."""
+"""Integrations with training frameworks, one folder each. ``import rolltape`` imports none of them."""

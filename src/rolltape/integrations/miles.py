@@ -1,4 +1,4 @@
-"""miles on tapes: a rollout function of its kind, a class, around the one that is configured.
+"""miles on tapes: a rollout function class, as miles expects it, around the configured one.
 
     --rollout-function-path rolltape.integrations.miles.RolloutFn
 
@@ -10,20 +10,20 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from rolltape.integrations.slime.rollout import Rollouts, load, path_of
+from rolltape.integrations.slime.rollout_function import Rollouts, load, path_of
 
 DEFAULT = "miles.rollout.inference_rollout.inference_rollout_common.InferenceRolloutFn"
 
 
 class RolloutFn:
-    """What another rollout function returns, or returned when it was recorded; a replay never makes one."""
+    """Runs another rollout function and records it, or replays it; a replay never creates the other one."""
 
     def __init__(self, input: Any) -> None:
         self._input = input
         self._live: dict[str, Any] = {}
 
     def __call__(self, input: Any) -> Any:
-        """One rollout or evaluation, as ``input`` says."""
+        """One rollout or evaluation, depending on ``input``."""
         args = self._input.args
         return Rollouts.of(args, "miles").run(
             args, input.rollout_id, input.evaluation, lambda: self._generate(input)

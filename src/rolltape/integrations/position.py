@@ -1,4 +1,4 @@
-"""A step held open for calls that come one by one, from a program that has no ``with`` block for them."""
+"""Keeps a step open for separate calls, for programs that have no ``with`` block around them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rolltape.tape import Tape
 
 
 class Position:
-    """A step that a split is at. Calls made through it are numbered 0, 1, … until another is made."""
+    """The current step of a split. Calls made through it are numbered 0, 1, … until the step changes."""
 
     def __init__(self, tape: Tape, step: int, split: str) -> None:
         self.step = step
@@ -23,14 +23,14 @@ class Position:
 
 
 class Positions:
-    """Where each split of a tape is."""
+    """The current step of each split of a tape."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._at: dict[str, Position] = {}
 
     def at(self, step: int, split: str) -> Position:
-        """The position of a step: the one it has, as long as the split has not moved on."""
+        """The position of a step: the existing one, unless the split has moved on."""
         found = self._at.get(split)
         if found is None or found.step != step:
             found = self._at[split] = Position(self._tape, step, split)

@@ -1,4 +1,4 @@
-"""Where the files of a tape live: one contract, and the local file system that keeps it.
+"""Where the files of a tape live: one contract, and the local file system that fulfils it.
 
 Knows names and bytes. Knows nothing of steps, batches or Parquet.
 """

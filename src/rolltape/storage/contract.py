@@ -1,10 +1,10 @@
-"""What every storage promises to the layers above it.
+"""What every storage guarantees to the layers above it.
 
-- A name is a POSIX relative path, ``train/rollout/step_000000.parquet``. No part begins with a dot: those
-  names are kept for the storage's own files and for the litter of file systems (``.nfs…``, ``.DS_Store``).
+- A name is a POSIX relative path, ``train/rollout/step_000000.parquet``. No part starts with a dot: those
+  names are reserved for the storage's own files and for those of file systems (``.nfs…``, ``.DS_Store``).
 - A prefix is ``""`` or a path that ends in a slash, ``train/rollout/``.
-- A name that is visible is complete. Whoever is killed while publishing leaves the name as it was.
-- A call that returned has reached the disk; it survives a power cut.
+- A file that is visible is complete. A process killed while publishing leaves the name as it was.
+- When a call returns, its data has reached the disk and survives a power cut.
 - Any number of threads and processes may call at once.
 - Every failure of the storage is a ``RolltapeError``; the operating system's own error is chained to it.
 
@@ -30,51 +30,51 @@ _LONGEST_PART = 255
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What is known of a file without reading it."""
+    """What is known about a file without reading it."""
 
     name: str
     """The full name, ready for ``read``."""
     size: int
     """Length in bytes."""
     revision: str
-    """Opaque; another one after the file was replaced."""
+    """Opaque; it changes when the file is replaced."""
 
 
 class Storage(Protocol):
-    """Files by name: published whole, read whole or in ranges, listed, deleted."""
+    """Files by name: published as a whole, read as a whole or in ranges, listed, deleted."""
 
     @property
     def location(self) -> str:
         """Absolute path or URL, for messages."""
 
     def check_writable(self) -> None:
-        """Make the place ready for writing, creating it where it is missing.
+        """Make the location ready for writing; create it if it is missing.
 
-        Raises TapeReadOnlyError where nothing can be written, NotATapeError where the place is a file.
+        Raises TapeReadOnlyError if nothing can be written there, NotATapeError if it is a file.
         """
 
     def publish(self, name: str, chunks: Sequence[BytesLike], *, replace: bool) -> int:
         """Store the chunks, one after the other, as ``name``; return the number of bytes.
 
-        Atomic and durable: before it returns the name is absent (or the old file), afterwards it is the new
-        file. With ``replace=False`` a name that exists raises StepExistsError; of several that race one wins.
+        Atomic and durable: until it returns the name is absent (or the old file), afterwards it is the new
+        file. With ``replace=False`` an existing name raises StepExistsError; if several race, one wins.
         Raises DiskFullError with the bytes needed and free, TapeReadOnlyError, StorageError.
         """
 
     def append(self, name: str, line: bytes) -> None:
-        """Add one line, given without its newline, to ``name``; durable, never mixed with another's line.
+        """Add one line, given without its newline, to ``name``; durable, never mixed with another writer's.
 
-        A half line that a crash left behind stays as it is; the new line starts on a fresh one.
+        If a crash left half a line, that stays as it is; the new text starts on a new line.
         """
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes | bytearray:
-        """The file's bytes, or ``length`` of them from ``offset`` on.
+        """The file's bytes, or ``length`` of them starting at ``offset``.
 
-        Raises StepMissingError where there is no such file, CorruptFileError where it ends too early.
+        Raises StepMissingError if there is no such file, CorruptFileError if it ends too early.
         """
 
     def stat(self, name: str) -> Stat | None:
-        """Size and revision, or None where there is no such file."""
+        """Size and revision, or None if there is no such file."""
 
     def exists(self, name: str) -> bool:
         """Whether the name can be read. As cheap as the storage can make it."""
@@ -92,18 +92,18 @@ class Storage(Protocol):
         """Remove the file, durably. A name that does not exist is fine."""
 
     def clean(self, older_than_seconds: float) -> int:
-        """Remove what dead writers left behind; return how many files.
+        """Remove temporary files of dead writers; return how many.
 
-        A file goes when its writer is known to be dead, or when nothing is known of its writer and the file
-        has not changed for that long. One that a live process of this machine is writing stays.
+        A file is removed if its writer is known to be dead, or if its writer is unknown and the file
+        has not changed for that long. A file that a live process on this machine is writing stays.
         """
 
     def free_bytes(self) -> int | None:
-        """How much can still be written; None where there is no such limit."""
+        """How much can still be written; None if there is no limit."""
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if it is one, else raise KeyNameError.
+    """Return ``name`` if it is a valid name, else raise KeyNameError.
 
     >>> check_name("train/rollout/step_000000.parquet")
     'train/rollout/step_000000.parquet'
@@ -111,10 +111,15 @@ def check_name(name: str) -> str:
     problem = _problem(name)
     if problem:
         raise KeyNameError(
-            f"{name!r} cannot name a file of a tape: {problem}",
+            f"{name!r} is not a valid name for a file of a tape: {problem}",
             hint="use relative names such as train/rollout/step_000000.parquet",
         )
     return name
+
+
+def is_name(part: str) -> bool:
+    """Whether something in a folder has a name that a file of a tape can have."""
+    return _problem(part) is None
 
 
 def check_prefix(prefix: str) -> str:
@@ -126,7 +131,7 @@ def check_prefix(prefix: str) -> str:
     problem = _problem(prefix[:-1]) if prefix.endswith("/") else "it does not end in a slash"
     if prefix and problem:
         raise KeyNameError(
-            f"{prefix!r} is no prefix: {problem}",
+            f"{prefix!r} is not a valid prefix: {problem}",
             hint="use prefixes such as train/rollout/, or '' for the top",
         )
     return prefix
@@ -136,12 +141,12 @@ def _problem(name: str) -> str | None:
     if name.startswith("/"):
         return "it is an absolute path"
     if _FORBIDDEN.search(name):
-        return "it has a backslash or a control character"
+        return "it contains a backslash or a control character"
     for part in name.split("/"):
         if not part:
             return "a part of it is empty"
         if part.startswith("."):
-            return f"its part {part!r} begins with a dot"
+            return f"its part {part!r} starts with a dot"
         if len(part.encode("utf-8", "replace")) > _LONGEST_PART:
             return f"a part of it is longer than {_LONGEST_PART} bytes"
     try:

@@ -2,18 +2,21 @@
 
 A file is written to ``<tape>/.tmp/``, synced, and moved into place: by hard link where the name must be new,
 by rename where it may be replaced. Both are atomic because ``.tmp`` is on the tape's own file system. Then
-its folder is synced. Nothing on this path lists a directory, so the price does not grow with the tape.
+its folder is synced. None of this lists a directory, so the cost does not grow with the tape.
 
 Where hard links are missing (exFAT, some FUSE and SMB mounts) a lock in ``.tmp`` guards "is it new? then
 rename". The kernel drops that lock with its holder, so a crash never blocks a name. Its limit: where the
 mount keeps locks to one machine, two *machines* that publish the same new name at once may both succeed; the
 later file stays, whole.
+
+Everything is reached from the root folder by folder (``beneath.py``), so that no link leads out of the tape.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -22,15 +25,19 @@ from typing import TypeVar
 
 from rolltape.errors import CorruptFileError, RolltapeError, StepExistsError, StepMissingError
 from rolltape.storage import posix
-from rolltape.storage.contract import BytesLike, Stat, check_name, check_prefix
+from rolltape.storage.beneath import folder, not_regular, open_file
+from rolltape.storage.contract import BytesLike, Stat, check_name, check_prefix, is_name
 
 T = TypeVar("T")
 
+log = logging.getLogger("rolltape")
+
+_TEMPORARY = ".tmp"
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 class LocalStorage:
-    """Keeps the promises of ``Storage`` in a directory.
+    """A ``Storage`` in a directory.
 
     >>> import tempfile
     >>> storage = LocalStorage(tempfile.mkdtemp())
@@ -42,20 +49,23 @@ class LocalStorage:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.location = os.path.abspath(os.fspath(root))
-        self._temporary = os.path.join(self.location, ".tmp")
+        self._temporary = f"{self.location}/{_TEMPORARY}"
         self._opened = False
-        """Whether the root was ready for writing once. From then on it is never created again."""
+        """Whether the root was once ready for writing. After that it is never created again."""
         self._durable: set[str] = set()
         """Folders and appended files whose own directory entry this object has synced."""
+        self._ignored: set[str] = set()
+        """Links in the place of folders that were told already."""
 
     # -- writing -----------------------------------------------------------------------------------
 
     def check_writable(self) -> None:
-        probe = os.path.join(self._temporary, posix.temporary_name())
+        probe = posix.temporary_name()
         with self._explained("write to", self.location, needed=0):
             self._open_for_writing()
-            os.close(self._create(probe, os.O_WRONLY | os.O_EXCL))
-            os.unlink(probe)
+            os.close(self._create(f"{_TEMPORARY}/{probe}", os.O_WRONLY | os.O_EXCL))
+            with folder(self.location, _TEMPORARY) as fd:
+                os.unlink(probe, dir_fd=fd)
 
     def publish(self, name: str, chunks: Sequence[BytesLike], *, replace: bool) -> int:
         path = self._path(name)
@@ -63,42 +73,43 @@ class LocalStorage:
         needed = sum(map(len, buffers))
         with self._explained("publish", path, needed):
             self._open_for_writing()
-            if not replace and os.path.lexists(path):  # say so before writing gigabytes
+            if not replace and self._is_taken(name):  # say so before writing gigabytes
                 raise _taken(path)
-            temp = self._write_temporary(buffers)
-            place = os.replace if replace else self._place_new
-            try:
-                self._in_folder(path, lambda: place(temp, path))
-            except BaseException:
-                posix.discard(temp)
-                raise
-            self._sync_entry(path)
+            with self._written(buffers) as (temp, source):
+                self._in_folder(name, lambda fd: self._place(temp, source, name, fd, replace=replace))
+            self._sync_entry(name)
         return needed
 
     def append(self, name: str, line: bytes) -> None:
         if b"\n" in line:
-            raise ValueError("a line is appended without newlines; the storage adds its own")
+            raise ValueError("the line must not contain a newline; append adds one")
         path = self._path(name)
         with self._explained("append to", path, needed=len(line) + 1):
             self._open_for_writing()
-            fd = self._create(path, os.O_RDWR | os.O_APPEND)
+            fd = self._create(name, os.O_RDWR | os.O_APPEND)
             try:
                 size = posix.append_line(fd, line)
             finally:
                 os.close(fd)
-            if size == 0 or path not in self._durable:
-                self._sync_entry(path)
-                self._durable.add(path)
+            if size == 0 or name not in self._durable:
+                self._sync_entry(name)
+                self._durable.add(name)
 
     def delete(self, name: str) -> None:
         path = self._path(name)
+        inner, base = _split(name)
         with self._explained("delete", path, needed=0), suppress(FileNotFoundError, NotADirectoryError):
-            os.unlink(path)
-            posix.sync_folder(os.path.dirname(path))
+            with folder(self.location, inner) as fd:
+                os.unlink(base, dir_fd=fd)
+            self._sync(inner)
 
     def clean(self, older_than_seconds: float) -> int:
         with self._explained("clean", self._temporary, needed=0):
-            return posix.sweep(self._temporary, older_than_seconds)
+            try:
+                with folder(self.location, _TEMPORARY, listing=True) as fd:
+                    return posix.sweep(fd, older_than_seconds)
+            except FileNotFoundError:
+                return 0
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -107,8 +118,10 @@ class LocalStorage:
             raise ValueError(f"offset {offset} and length {length} must not be negative")
         path = self._path(name)
         with self._explained("read", path):
+            inner, base = _split(name)
             try:
-                fd = os.open(path, os.O_RDONLY)
+                with folder(self.location, inner) as parent:
+                    fd = open_file(base, os.O_RDONLY, parent, path)
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise StepMissingError("there is no such file on the tape", where=path) from error
             try:
@@ -126,26 +139,41 @@ class LocalStorage:
     def stat(self, name: str) -> Stat | None:
         path = self._path(name)
         with self._explained("look up", path):
+            inner, base = _split(name)
             try:
-                found = os.stat(path)
+                with folder(self.location, inner) as fd:
+                    found = os.stat(base, dir_fd=fd, follow_symlinks=False)
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        return _stat(name, found) if stat.S_ISREG(found.st_mode) else None
+        if stat.S_ISDIR(found.st_mode):
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            raise not_regular(path, found.st_mode)
+        return _stat(name, found)
 
     def exists(self, name: str) -> bool:
         return self.stat(name) is not None
 
     def names(self, prefix: str) -> Iterator[str]:
-        return (prefix + entry.name for entry in self._scan(prefix, os.DirEntry.is_file))
+        return (prefix + entry.name for entry in self._scan(prefix) if not _is_folder(entry))
 
     def entries(self, prefix: str) -> Iterator[Stat]:
         with self._explained("list", f"{self.location}/{prefix}"):
-            for entry in self._scan(prefix, os.DirEntry.is_file):
+            for entry in self._scan(prefix):
                 with suppress(FileNotFoundError):  # deleted since it was listed
-                    yield _stat(prefix + entry.name, os.stat(entry.path))
+                    if entry.is_file(follow_symlinks=False):
+                        yield _stat(prefix + entry.name, entry.stat(follow_symlinks=False))
 
     def folders(self, prefix: str) -> Iterator[str]:
-        return (f"{prefix}{entry.name}/" for entry in self._scan(prefix, os.DirEntry.is_dir))
+        for entry in self._scan(prefix):
+            if _is_folder(entry):
+                yield f"{prefix}{entry.name}/"
+            elif entry.is_symlink() and entry.is_dir() and entry.name not in self._ignored:
+                self._ignored.add(entry.name)
+                log.warning(
+                    "%s/%s%s is a symbolic link in the place of a folder; nothing is followed out of a tape",
+                    self.location, prefix, entry.name,
+                )  # fmt: skip
 
     def free_bytes(self) -> int:
         with self._explained("look up", self.location):
@@ -158,7 +186,7 @@ class LocalStorage:
 
     @contextmanager
     def _explained(self, doing: str, path: str, needed: int | None = None) -> Iterator[None]:
-        """Turn an operating system's error into one of ours. ``needed`` is None for what only reads."""
+        """Turn an error of the operating system into one of ours. ``needed`` is None when only reading."""
         try:
             yield
         except RolltapeError:
@@ -166,19 +194,16 @@ class LocalStorage:
         except OSError as error:
             raise posix.explain(error, doing=doing, path=path, root=self.location, needed=needed) from error
 
-    def _scan(self, prefix: str, wanted: Callable[[os.DirEntry[str]], bool]) -> Iterator[os.DirEntry[str]]:
-        folder = f"{self.location}/{check_prefix(prefix)}"
-        with self._explained("list", folder):
+    def _scan(self, prefix: str) -> Iterator[os.DirEntry[str]]:
+        inner = check_prefix(prefix).rstrip("/")
+        with self._explained("list", f"{self.location}/{prefix}"):
             try:
-                found = os.scandir(folder)
+                with folder(self.location, inner, listing=True) as fd, os.scandir(fd) as found:
+                    # Names that no tape has are none of its business: they could not be read by name either.
+                    yield from (entry for entry in found if is_name(entry.name))
             except (FileNotFoundError, NotADirectoryError):
                 if self._opened and not os.path.isdir(self.location):
                     raise
-                return
-            with found:
-                for entry in found:
-                    if not entry.name.startswith(".") and wanted(entry):
-                        yield entry
 
     def _open_for_writing(self) -> None:
         if self._opened:
@@ -188,81 +213,122 @@ class LocalStorage:
         while not os.path.lexists(folder):
             missing.append(folder)
             folder = os.path.dirname(folder)
-        os.makedirs(self.location, exist_ok=True)
-        for folder in missing:
-            posix.sync_folder(os.path.dirname(folder))
+        try:
+            os.makedirs(self.location, exist_ok=True)
+        except (FileNotFoundError, PermissionError) as error:
+            if posix.is_pseudo(folder) or isinstance(error, FileNotFoundError):
+                raise posix.cannot_create(error, self.location, folder) from error
+            raise
+        for made in missing:
+            posix.sync_folder(os.path.dirname(made))
         self._opened = True
 
-    def _create(self, path: str, flags: int) -> int:
-        return self._in_folder(path, lambda: os.open(path, flags | os.O_CREAT, 0o666))
+    def _create(self, name: str, flags: int) -> int:
+        path, base = f"{self.location}/{name}", _split(name)[1]
+        return self._in_folder(name, lambda fd: open_file(base, flags | os.O_CREAT, fd, path))
 
-    def _in_folder(self, path: str, act: Callable[[], T]) -> T:
-        """Do something that needs the path's folder; create that only when it turns out to be missing."""
+    def _in_folder(self, name: str, act: Callable[[int], T]) -> T:
+        """Do something in the folder of a name; create the folder only if it turns out to be missing."""
+        inner = _split(name)[0]
         try:
-            return act()
+            with folder(self.location, inner) as fd:
+                return act(fd)
         except FileNotFoundError:
-            self._make_folder(os.path.dirname(path))
-            return act()
+            self._make_folder(inner)
+            with folder(self.location, inner) as fd:
+                return act(fd)
 
-    def _make_folder(self, folder: str) -> None:
+    def _make_folder(self, inner: str) -> None:
         """Create a folder inside the root, and its parents, but never the root itself."""
-        if folder == self.location:
-            os.stat(folder)  # raises if the root has vanished
+        if not inner:
+            os.stat(self.location)  # raises if the root has vanished
             return
-        self._durable.discard(folder)
+        self._durable.discard(inner)
+        above, base = _split(inner)
         with suppress(FileExistsError):
             try:
-                os.mkdir(folder)
+                with folder(self.location, above) as fd:
+                    os.mkdir(base, dir_fd=fd)
             except FileNotFoundError:
-                self._make_folder(os.path.dirname(folder))
-                os.mkdir(folder)
+                self._make_folder(above)
+                with folder(self.location, above) as fd:
+                    os.mkdir(base, dir_fd=fd)
 
-    def _write_temporary(self, buffers: list[memoryview]) -> str:
-        temp = os.path.join(self._temporary, posix.temporary_name())
-        fd = self._create(temp, os.O_WRONLY | os.O_EXCL)
+    def _is_taken(self, name: str) -> bool:
+        inner, base = _split(name)
         try:
+            with folder(self.location, inner) as fd:
+                os.lstat(base, dir_fd=fd)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    @contextmanager
+    def _written(self, buffers: list[memoryview]) -> Iterator[tuple[str, int]]:
+        """A temporary file with this content, and its folder; gone at the end, unless it was moved away."""
+        temp = posix.temporary_name()
+        fd = self._create(f"{_TEMPORARY}/{temp}", os.O_WRONLY | os.O_EXCL)
+        with folder(self.location, _TEMPORARY) as source:
             try:
-                posix.write_all(fd, buffers)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        except BaseException:
-            posix.discard(temp)
-            raise
-        return temp
+                try:
+                    posix.write_all(fd, buffers)
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                yield temp, source
+            except BaseException:
+                posix.discard(temp, source)
+                raise
 
-    def _place_new(self, temp: str, path: str) -> None:
+    def _place(self, temp: str, source: int, name: str, target: int, *, replace: bool) -> None:
+        base = _split(name)[1]
+        if replace:
+            os.replace(temp, base, src_dir_fd=source, dst_dir_fd=target)
+            return
         try:
-            os.link(temp, path)
+            os.link(temp, base, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
         except FileExistsError:
             # A network file system that repeats a lost request can deny a link that it has made.
-            if not os.path.samefile(temp, path):
-                raise _taken(path) from None
+            if not os.path.samestat(os.lstat(temp, dir_fd=source), os.lstat(base, dir_fd=target)):
+                raise _taken(self._path(name)) from None
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            self._place_new_without_link(temp, path)
-        posix.discard(temp)
+            self._place_new_without_link(temp, source, name, target)
+        posix.discard(temp, source)
 
-    def _place_new_without_link(self, temp: str, path: str) -> None:
-        fd = self._create(os.path.join(self._temporary, "publish.lock"), os.O_RDWR)
+    def _place_new_without_link(self, temp: str, source: int, name: str, target: int) -> None:
+        fd = self._create(f"{_TEMPORARY}/publish.lock", os.O_RDWR)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            if os.path.lexists(path):
-                raise _taken(path)
-            os.replace(temp, path)
+            if self._is_taken(name):
+                raise _taken(self._path(name))
+            os.replace(temp, _split(name)[1], src_dir_fd=source, dst_dir_fd=target)
         finally:
             os.close(fd)
 
-    def _sync_entry(self, path: str) -> None:
+    def _sync_entry(self, name: str) -> None:
         """Make a file's directory entry durable, and, the first time, those of the folders above it."""
-        folder = os.path.dirname(path)
-        posix.sync_folder(folder)
-        while folder != self.location and folder not in self._durable:
-            parent = os.path.dirname(folder)
-            posix.sync_folder(parent)
-            self._durable.add(folder)
-            folder = parent
+        inner = _split(name)[0]
+        self._sync(inner)
+        while inner and inner not in self._durable:
+            above = _split(inner)[0]
+            self._sync(above)
+            self._durable.add(inner)
+            inner = above
+
+    def _sync(self, inner: str) -> None:
+        posix.sync_folder(f"{self.location}/{inner}" if inner else self.location)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The folder of a name, and its last part."""
+    inner, _, base = name.rpartition("/")
+    return inner, base
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False)
 
 
 def _flat(chunks: Sequence[BytesLike]) -> list[memoryview]:
@@ -276,17 +342,17 @@ def _stat(name: str, found: os.stat_result) -> Stat:
 
 def _taken(path: str) -> StepExistsError:
     return StepExistsError(
-        "the tape has a file of this name already, and it was not to be replaced",
+        "this file is already on the tape, and is not replaced",
         where=path,
-        causes=["the step was recorded before", "another process records the same step to the same tape"],
-        hint="record to a new tape, or ask for mode rewrite",
+        causes=["the step was recorded earlier", "another process records the same step to the same tape"],
+        hint="record to a new tape, or set mode to rewrite",
     )
 
 
 def _cut_short(path: str, wanted: int, size: int) -> CorruptFileError:
     return CorruptFileError(
-        f"the file ends too early: {wanted} bytes were expected, and it has {size}",
+        f"the file ends too early: expected {wanted} bytes, but it has {size}",
         where=path,
         causes=["a copy of the tape did not finish", "its disk or network share failed"],
-        hint="copy the tape again from its source, or record the step again with mode rewrite",
+        hint="`rolltape repair TAPE --from COPY` fetches it from a copy of the tape; `--drop` drops the step",
     )

@@ -1,12 +1,12 @@
-"""What the operating system does and means: whole reads and writes, who still writes, what went wrong.
+"""Operating system calls: complete reads and writes, which writers still run, what an error means.
 
-Temporary files carry their writer in their name, ``<machine>-<pid>-<started>-<random>.tmp``:
+The name of a temporary file says who writes it, ``<machine>-<pid>-<started>-<random>.tmp``:
 
-- *machine* stands for one boot of one kernel and one process-id namespace: a pid means something only there.
+- *machine* stands for one boot of one kernel and one process-id namespace: a pid is valid only there.
   Two containers on a machine, two machines on a shared disk, a machine before and after a reboot all differ.
-- *started* tells a process from a later one with the same pid. In a container the trainer is always pid 1.
+- *started* distinguishes a process from a later one with the same pid (in a container often pid 1).
 
-Without ``/proc`` (macOS) every writer counts as one of another machine: only the age of a file speaks then.
+Without ``/proc`` (macOS) every writer counts as one on another machine: then only the age of a file decides.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def write_all(fd: int, buffers: Sequence[memoryview]) -> None:
-    """Write every byte, however little the kernel takes at a time (Linux: at most 2 GiB)."""
+    """Write every byte, even if the kernel takes only part of it at a time (Linux: at most 2 GiB)."""
     pending = list(reversed(buffers))
     while pending:
         written = os.writev(fd, pending[: -_MOST_BUFFERS - 1 : -1])
@@ -41,7 +41,7 @@ def write_all(fd: int, buffers: Sequence[memoryview]) -> None:
 
 
 def read_range(fd: int, offset: int, length: int) -> bytes | bytearray:
-    """``length`` bytes, or fewer where the file ends. What the kernel reads at once (2 GiB) is not copied."""
+    """``length`` bytes, or fewer at the end of the file. Not copied if read at once (up to 2 GiB)."""
     first = os.pread(fd, length, offset)
     if len(first) == length:
         return first
@@ -59,8 +59,8 @@ def read_range(fd: int, offset: int, length: int) -> bytes | bytearray:
 def append_line(fd: int, line: bytes) -> int:
     """Add one durable line to a file opened for reading and appending; return how long the file was before.
 
-    The lock keeps other writers out between the look at the last byte and the write, and lets a write that
-    failed half-way be taken back. File systems without locks still get the single ``O_APPEND`` write.
+    The lock keeps other writers out between reading the last byte and writing, and allows undoing a write
+    that failed half-way. File systems without locks still get the single ``O_APPEND`` write.
     """
     locked = True
     try:
@@ -83,7 +83,7 @@ def append_line(fd: int, line: bytes) -> int:
 
 
 def sync_folder(folder: str) -> None:
-    """Make the folder's entries durable, where that can be asked for at all."""
+    """Make the folder's entries durable, if the file system supports it."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:  # a folder may be written without being readable
@@ -97,10 +97,10 @@ def sync_folder(folder: str) -> None:
         os.close(fd)
 
 
-def discard(path: str) -> None:
-    """Remove a temporary file if that is possible; what stays is cleaned when this process is gone."""
+def discard(name: str, folder: int) -> None:
+    """Remove a temporary file if possible; one that stays is cleaned up after this process has ended."""
     with suppress(OSError):
-        os.unlink(path)
+        os.unlink(name, dir_fd=folder)
 
 
 # -- temporary files and their writers -------------------------------------------------------------
@@ -110,34 +110,30 @@ _UNKNOWN = "unknown"
 
 
 def temporary_name() -> str:
-    """A name that no other process or thread has.
+    """A name that no other process or thread uses.
 
     Random bytes come from the operating system: recording must not use up anyone's random numbers.
     """
     return f"{_writer(os.getpid())}-{os.urandom(8).hex()}.tmp"
 
 
-def sweep(folder: str, older_than_seconds: float) -> int:
-    """Remove the temporary files in ``folder`` that nobody is writing; return how many."""
+def sweep(folder: int, older_than_seconds: float) -> int:
+    """Remove the temporary files in an open folder that nobody is writing; return how many."""
     removed = 0
-    try:
-        found = os.scandir(folder)
-    except FileNotFoundError:
-        return 0
-    with found:
+    with os.scandir(folder) as found:
         for entry in found:
             if not _TEMPORARY.fullmatch(entry.name):
                 continue
             with suppress(FileNotFoundError):  # published, or swept by another process
                 age = time.time() - entry.stat(follow_symlinks=False).st_mtime
                 if is_stale(writer_runs(entry.name), age, older_than_seconds):
-                    os.unlink(entry.path)
+                    os.unlink(entry.name, dir_fd=folder)
                     removed += 1
     return removed
 
 
 def is_stale(runs: bool | None, age: float, older_than_seconds: float) -> bool:
-    """Whether a file may go, given whether its writer runs (None: cannot tell) and its age."""
+    """Whether a file may be removed, given whether its writer runs (None: unknown) and its age."""
     return age > older_than_seconds if runs is None else not runs
 
 
@@ -159,7 +155,7 @@ def writer_runs(name: str) -> bool | None:
 
 @lru_cache(maxsize=1)
 def _writer(pid: int) -> str:
-    """Who this process is. Keyed by pid, so that a forked child is not taken for its parent."""
+    """The identity of this process. Keyed by pid, so that a forked child differs from its parent."""
     started = _started(pid)
     return f"{_machine()}-{pid}-{started}" if started else f"{_UNKNOWN}-{pid}-0"
 
@@ -203,17 +199,53 @@ _DENIED = {
 }
 _OTHER = {
     errno.EXDEV: "a folder of the tape is a link or a mount to another file system",
-    errno.EACCES: "this user may not read it",
+    errno.EACCES: "this user has no permission to read it",
     errno.ENOTDIR: "a part of the path is a file, not a folder",
-    errno.EISDIR: "a folder has the name of the file",
+    errno.EISDIR: "there is a folder with this name",
     errno.EMFILE: "this process has too many files open (see: ulimit -n)",
     errno.EIO: "the disk or the network share failed (see: dmesg)",
     errno.ESTALE: "the network share was replaced or remounted",
 }
 
 
+_PSEUDO = frozenset(
+    "proc sysfs cgroup cgroup2 devpts debugfs tracefs securityfs configfs pstore bpf mqueue autofs".split()
+)
+"""File systems of the kernel."""
+
+
+def cannot_create(error: OSError, folder: str, there: str) -> RolltapeError:
+    """Our error for a tape whose directory cannot be made in what is ``there`` of its path."""
+    cause = "the folder above it was deleted meanwhile"
+    if is_pseudo(there):
+        cause = f"{there} is on a file system of the kernel ({_file_system(there)}), which holds no files"
+    return StorageError(
+        f"the directory of the tape cannot be created: {error.strerror or error}",
+        where=folder,
+        causes=[cause],
+        hint="choose a directory on a disk or a network share",
+    )
+
+
+def is_pseudo(path: str) -> bool:
+    """Whether a path is on a file system of the kernel, which holds no files of users."""
+    return _file_system(path) in _PSEUDO
+
+
+def _file_system(path: str) -> str | None:
+    """The kind of the file system that a path is on; None where the kernel does not say."""
+    path, kind, longest = os.path.realpath(path), None, -1
+    with suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            _, place, found, *_ = line.split(" ")
+            inside = path == place or path.startswith(place.rstrip("/") + "/")
+            if inside and len(place) >= longest:
+                kind, longest = found, len(place)
+    return kind
+
+
 def explain(error: OSError, *, doing: str, path: str, root: str, needed: int | None) -> RolltapeError:
-    """Our error for one of the operating system's. ``needed``: bytes to write, None for what only reads."""
+    """Our error for one of the operating system. ``needed``: bytes to write, None when only reading."""
     code = error.errno or 0
     if needed is not None and code in _FULL:
         return _disk_full(code, doing, path, root, needed)
@@ -222,18 +254,18 @@ def explain(error: OSError, *, doing: str, path: str, root: str, needed: int | N
             f"the tape cannot be written: {error.strerror}",
             where=path,
             causes=[_DENIED[code]],
-            hint=f"see ls -ld {root}, or record to a directory that user {os.geteuid()} may write to",
+            hint=f"check with: ls -ld {root}; or record to a directory that user {os.geteuid()} may write to",
         )
     if code in (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ESTALE) and not os.path.isdir(root):
         if code == errno.ENOTDIR or os.path.lexists(root):
             return NotATapeError(
-                "a tape is a directory, and here is a file", where=root, hint="choose another path"
+                "a tape must be a directory, but this is a file", where=root, hint="choose another path"
             )
         return StorageError(
-            "the tape's directory has vanished while it was in use; it is not created again",
+            "the tape's directory disappeared while it was in use; it is not created again",
             where=root,
             causes=["someone deleted or moved it", "its disk or network share was unmounted"],
-            hint="bring the directory back and go on, or start again with a new tape",
+            hint="restore the directory and continue, or start again with a new tape",
         )
     causes = [_OTHER[code]] if code in _OTHER else []
     return StorageError(
@@ -250,12 +282,12 @@ def _disk_full(code: int, doing: str, path: str, root: str, needed: int) -> Disk
         f"no space to {doing} the file: it needed {_amount(needed)}, and {_amount(free)} are free",
         where=path,
         causes=[cause],
-        hint=f"see df -h {root}; free some space, then record again: what was on the tape is untouched",
+        hint=f"check with: df -h {root}; free some space, then record again. The tape itself is intact",
     )
 
 
 def free_bytes(path: str) -> int:
-    """What an ordinary user may still write where ``path`` is, or will be."""
+    """How much an ordinary user can still write at ``path``, which need not exist yet."""
     while not os.path.exists(path):
         path = os.path.dirname(path)
     found = os.statvfs(path)

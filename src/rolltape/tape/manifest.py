@@ -9,13 +9,13 @@ import os
 import platform
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rolltape import determinism
 from rolltape._version import __version__
-from rolltape.batch.plain import Path, to_json, unsupported
+from rolltape.batch.json_values import Path, to_json, unsupported
 from rolltape.codec.file import FORMAT
 from rolltape.errors import CorruptFileError, FormatVersionError, StepExistsError, StepMissingError
 from rolltape.storage import Storage
@@ -43,11 +43,17 @@ class Manifest:
     """Fingerprints that mode rewrite replaced, by digest: recordings it did not reach have them."""
     baseline: Mapping[str, str] | None = None
     """The ``id`` and ``dir`` of the tape whose replay wrote this one."""
+    cut: Mapping[str, Any] | None = None
+    """Where it was cut out of another: ``of`` (the ids of that one), ``steps`` and ``samples``."""
+    lost: str | None = None
+    """The digest of the fingerprint, where a repair found that but not the fingerprint."""
+    sources: Sequence[str] = ()
+    """Ids of the tapes from which recordings were copied onto this one, by ``cut`` or ``accept``."""
 
     @property
     def digest(self) -> str:
         """Stands for the fingerprint in every recording made under it."""
-        return digest_of(self.fingerprint)
+        return self.lost or digest_of(self.fingerprint)
 
 
 def new_manifest(fingerprint: Mapping[str, Any], baseline: Mapping[str, str] | None = None) -> Manifest:
@@ -107,7 +113,8 @@ def read_manifest(storage: Storage) -> Manifest | None:
             f"tape.json cannot be read: {error!r}",
             where=where,
             causes=["a copy of the tape did not finish", "another tool wrote or edited it"],
-            hint="copy tape.json again from its source; the recordings beside it are untouched",
+            hint="copy tape.json again from its source, or make it anew: rolltape repair TAPE; "
+            "the recordings beside it are untouched",
         ) from None
     raise FormatVersionError(
         f"the tape has format {version}; this Rolltape reads up to {FORMAT}",
@@ -128,15 +135,24 @@ def _manifest(node: Mapping[str, Any]) -> Manifest:
     baseline = node.get("baseline")
     if baseline is not None and not all(type(baseline[name]) is str for name in ("id", "dir")):
         raise TypeError("baseline does not name a tape")
-    return Manifest(
-        **{name: node[name] for name in kinds}, format=node["format"], earlier=earlier, baseline=baseline
-    )
+    cut = node.get("cut")
+    if cut is not None and not (
+        type(cut["of"]) is list and all(type(cut[name]) is str for name in ("steps", "samples"))
+    ):
+        raise TypeError("cut does not say what was taken")
+    if type(lost := node.get("lost")) not in (str, type(None)):
+        raise TypeError("lost is not a digest")
+    sources = node.get("sources", [])
+    if type(sources) is not list or not all(type(one) is str for one in sources):
+        raise TypeError("sources are not ids of tapes")
+    found = {name: node[name] for name in (*kinds, "format")}
+    return Manifest(**found, earlier=earlier, baseline=baseline, cut=cut, lost=lost, sources=sources)
 
 
 def write_manifest(storage: Storage, manifest: Manifest, *, replace: bool = False) -> Manifest:
     """Publish a manifest; if another process was first, return the one that holds."""
     node = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__}
-    for optional in ("earlier", "baseline"):
+    for optional in ("earlier", "baseline", "cut", "lost", "sources"):
         if not node[optional]:
             del node[optional]
     text = json.dumps(node, indent=2, ensure_ascii=False, allow_nan=False)

@@ -5,29 +5,28 @@
 ``bytes`` is the length of the line from ``"step"`` on, and ``crc`` the CRC-32 of that part: a line that a
 crash cut short is shorter than it says, and is reported and left out; one that was altered is an error.
 ``rank`` follows ``step`` where several processes log. Of several lines for one step the later values hold;
-``"new":true`` (mode rewrite) says that those before it do not count.
+``"new":true`` (mode rewrite) says that those before it do not count. ``run`` stands in the lines of a run
+that rewrote the whole tape: then only the lines of the current run count.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from rolltape.batch.plain import Path, from_json, to_json, unsupported
+from rolltape.batch.json_values import Path, from_json, to_json, unsupported
 from rolltape.errors import CorruptFileError, StepMissingError
 from rolltape.key import metrics_path
+from rolltape.steps import as_step
 from rolltape.storage import Storage
+from rolltape.tape.checked_lines import check_line, checked_line
+from rolltape.tape.current_run import current_run
 
 log = logging.getLogger("rolltape")
-
-_HEAD = b'{"crc":"????????","bytes":'
-_LINE = re.compile(rb'\{"crc":"([0-9a-f]{8})","bytes":([0-9]+),(.*)', re.DOTALL)
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,7 +41,12 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metrics_line(
-    step: int, metrics: Mapping[str, Any], rank: int | None = None, *, new: bool = False
+    step: int,
+    metrics: Mapping[str, Any],
+    rank: int | None = None,
+    *,
+    new: bool = False,
+    run: str | None = None,
 ) -> bytes:
     """One line of ``metrics.jsonl``, of what ``plain_metrics`` returned."""
     node: dict[str, Any] = {"step": step}
@@ -50,66 +54,83 @@ def metrics_line(
         node["rank"] = rank
     if new:
         node["new"] = True
+    if run is not None:
+        node["run"] = run
     node["metrics"] = to_json(dict(metrics), _refuse)
-    body = json.dumps(node, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()[1:]
-    return b'{"crc":"%08x","bytes":%d,' % (zlib.crc32(body), len(body)) + body
+    return checked_line(node)
 
 
 def read_metrics(storage: Storage, split: str, rank: int = 0) -> dict[int, dict[str, Any]]:
     """All metrics of one rank by step."""
-    found: dict[int, dict[str, Any]] = {}
-    for node in _lines(storage, split, rank):
+    return read_all_metrics(storage, split).get(rank, {})
+
+
+def read_all_metrics(
+    storage: Storage, split: str, damaged: list[CorruptFileError] | None = None
+) -> dict[int, dict[int, dict[str, Any]]]:
+    """All metrics by rank and step. Lines that cannot be read go to ``damaged`` where it is given."""
+    found: dict[int, dict[int, dict[str, Any]]] = {}
+    for node in _lines(storage, split, damaged):
+        mine = found.setdefault(node.get("rank", 0), {})
         if node.get("new"):
-            found.pop(node["step"], None)
-        found.setdefault(node["step"], {}).update(from_json(node["metrics"], _unknown))
-    return found
+            mine.pop(node["step"], None)
+        mine.setdefault(node["step"], {}).update(node["metrics"])
+    return dict(sorted(found.items()))
 
 
 def logged_steps(storage: Storage, split: str, rank: int = 0) -> set[int]:
     """The steps that have metrics."""
-    return {node["step"] for node in _lines(storage, split, rank)}
+    return {node["step"] for node in _lines(storage, split) if node.get("rank", 0) == rank}
 
 
-def _lines(storage: Storage, split: str, rank: int) -> Iterator[dict[str, Any]]:
-    """Every complete line of a rank, in order."""
+def _lines(
+    storage: Storage, split: str, damaged: list[CorruptFileError] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Every complete line of the current run, in order."""
     name = metrics_path(split)
     try:
         text = bytes(storage.read(name))
     except StepMissingError:
         return
+    run = current_run(storage)
     for number, line in enumerate(text.split(b"\n"), 1):
         where = f"{storage.location}/{name}, line {number}"
-        body = check_line(line, where)
-        if body is not None:
-            node: dict[str, Any] = json.loads(b"{" + body)
-            if node.get("rank", 0) == rank:
+        try:
+            body = check_line(line, where)
+            node = None if body is None else read_line(body, where)
+        except CorruptFileError as error:
+            if damaged is None:
+                raise
+            damaged.append(error)
+            continue
+        if node is not None:
+            if run is None or node.get("run") == run.id:
                 yield node
         elif line:
             log.warning("%s has no end and is left out: it was being written when its process died", where)
 
 
-def check_line(line: bytes, where: str) -> bytes | None:
-    """What a line says, if its checksum proves it; None if it was cut short."""
-    match = _LINE.fullmatch(line)
-    if match is not None:
-        crc, size, body = match.groups()
-        if zlib.crc32(body) == int(crc, 16):
-            return body
-        if len(body) < int(size):
-            return None
-    elif _is_half_a_head(line):
-        return None
-    raise CorruptFileError(
-        "a line of metrics does not match its checksum",
-        where=where,
-        causes=["the file was edited, or altered by a disk, copy or transfer error"],
-        hint="copy the file again from its source, or remove that line",
-    )
-
-
-def _is_half_a_head(line: bytes) -> bool:
-    begins = all(want in (char, ord("?")) for char, want in zip(line, _HEAD, strict=False))
-    return begins and (len(line) <= len(_HEAD) or line[len(_HEAD) :].isdigit())
+def read_line(body: bytes, where: str) -> dict[str, Any]:
+    """What a line with a right checksum says, if that can be: anyone can write a checksum."""
+    try:
+        node: dict[str, Any] = json.loads(b"{" + body)
+        as_step(node["step"])
+        as_step(node.get("rank", 0), "rank")
+        if not isinstance(node["metrics"], dict):
+            raise TypeError("metrics are not by name")
+        node["metrics"] = from_json(node["metrics"], _unknown)
+        if not isinstance(node["metrics"], dict):
+            raise TypeError("metrics are not by name")
+    except CorruptFileError as error:
+        error.where = error.where or where
+        raise
+    except Exception as error:
+        raise CorruptFileError(
+            f"a line of metrics has a right checksum and cannot be read: {error!r:.200}",
+            where=where,
+            causes=["another tool wrote or edited the file"],
+        ) from None
+    return node
 
 
 def _number(value: Any, name: str) -> Any:

@@ -9,20 +9,25 @@ from rolltape.key import Key
 from rolltape.policy import Decision
 from rolltape.storage import Storage
 from rolltape.tape.manifest import NAME
-from rolltape.tape.shelf import recordings
+from rolltape.tape.step_index import recordings
 
 
-def explain_missing(storage: Storage, key: Key, decision: Decision | None = None) -> StepMissingError:
+def explain_missing(
+    storage: Storage, key: Key, decision: Decision | None = None, still_open: bool = False
+) -> StepMissingError:
     """The error for a recording that is not on the tape, with what really applies first.
 
     Lists the folder of the stage, and looks for the step in the others without listing them.
     """
     reason = decision.reason if decision is not None else f"step {key.step} is not on the tape"
     hint = decision.hint if decision is not None else None
+    causes = _causes(storage, key)
+    if still_open:
+        causes = ["the tape that records it is still open in this program: close() it first", *causes]
     return StepMissingError(
         f"{reason} (split {key.split!r}, stage {key.stage!r}, call {key.call!r})",
         where=f"{storage.location}/{key.path}",
-        causes=_causes(storage, key),
+        causes=causes,
         hint=hint or f"see what there is with: rolltape ls {storage.location}",
     )
 

@@ -2,29 +2,84 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from rolltape.errors import ConfigError, MismatchError, NotATapeError, TapeNotFoundError, TapeReadOnlyError
 from rolltape.fingerprint import Part, compare
-from rolltape.policy import Mode, OnMiss
+from rolltape.policy import Mode, OnMiss, Overwrite
 from rolltape.settings import MatchLevel, Settings
-from rolltape.storage import Storage
+from rolltape.storage import LocalStorage, Storage
+from rolltape.tape.current_run import begin_run
 from rolltape.tape.manifest import (
     NAME,
     Manifest,
+    digest_of,
     environment,
     new_manifest,
     plain_parts,
     read_manifest,
     write_manifest,
 )  # fmt: skip
+from rolltape.tape.step_index import recordings
+
+
+def begin_out(
+    first: Settings, manifest: Manifest, directory: str, run: str | None
+) -> tuple[Settings, str | None]:
+    """Begin the tape ``out`` for a replay of the tape in ``directory``, or find it begun.
+
+    Its options, and its run: ``run``, where another process of this replay began it.
+    """
+    out = resolved_dir(first.out or ".")
+    if out == directory:
+        raise ConfigError(
+            "out is the very tape that is replayed",
+            where=out,
+            hint="give another directory: a replay never changes its tape",
+        )
+    storage = LocalStorage(out)
+    baseline = {"id": manifest.id, "dir": directory}
+    found = read_manifest(storage) or write_manifest(storage, new_manifest(first.fingerprint, baseline))
+    if (found.baseline or {}).get("id") != manifest.id:
+        raise MismatchError(
+            "out is a tape already, and not one that a replay of this tape wrote",
+            where=out,
+            causes=[f"its baseline is {found.baseline['dir']}" if found.baseline else "it has no baseline"],
+            hint="give a directory that does not exist yet",
+        )
+    if first.overwrite is Overwrite.REWRITE and run is None:
+        storage.check_writable()
+        run = begin_run(storage, first.rank, first.world_size)
+    settings = Settings(
+        dir=out,
+        mode=Mode.RECORD,
+        overwrite=first.overwrite,
+        split=first.split,
+        rank=first.rank,
+        world_size=first.world_size,
+        fingerprint=first.fingerprint,
+        match=first.match,
+        on_error=first.on_error,
+        background=first.background,
+        random_state=False,
+        max_pending_bytes=first.max_pending_bytes,
+    )
+    return settings, run
+
 
 log = logging.getLogger("rolltape")
+
+OPENED = "ROLLTAPE_OPENED"
+"""The file that `rolltape run` wants to be told in which tapes were opened, and what they replayed."""
 
 STALE_AFTER = 24 * 3600.0
 RAY_SESSION = re.compile(r"/(ray/session_[^/]+|session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+)(/|$)")
@@ -62,9 +117,10 @@ def writes(settings: Settings) -> bool:
 
 def open_tape(storage: Storage, settings: Settings) -> Manifest:
     """Read or begin the tape; refuses what is not one, and a run it was not recorded for."""
+    tell_run(storage.location, settings.mode)
     manifest = read_manifest(storage)
     if manifest is None:
-        if not may_begin(settings):
+        if not may_begin(settings) or _lacks_manifest(storage):
             raise not_found(storage)
         _check_writable(storage, settings)
         storage.clean(STALE_AFTER)
@@ -72,10 +128,56 @@ def open_tape(storage: Storage, settings: Settings) -> Manifest:
     elif writes(settings):
         _check_writable(storage, settings)
         storage.clean(STALE_AFTER)
+    check_names(storage, settings, manifest)
     if settings.mode is Mode.REWRITE:
         return _rewritten(storage, manifest, new_manifest(settings.fingerprint))
     check_fingerprint(manifest, settings, storage.location)
     return manifest
+
+
+def check_names(storage: Storage, settings: Settings, manifest: Manifest) -> None:
+    """Refuse names in options that nothing on the tape or in this run has."""
+    parts = {*manifest.fingerprint, *settings.fingerprint, "environment", "inputs"}
+    is_out = manifest.baseline is not None and settings.mode is Mode.RECORD  # then the first tape was checked
+    if not is_out:
+        _known("match", settings.match, parts, "a part of the fingerprint", storage.location)
+    if settings.mode is Mode.REPLAY and settings.on_miss in (None, OnMiss.ERROR):
+        check_stages(storage, settings, ())
+
+
+def check_stages(storage: Storage, settings: Settings, declared: Iterable[str]) -> None:
+    """Refuse names in ``stages`` that are neither declared nor on the tape."""
+    if settings.stages is None:
+        return
+    folders = (inner for split in storage.folders("") for inner in storage.folders(split))
+    known = {*declared, *(folder.split("/")[1] for folder in folders)}
+    if known:  # else there is nothing to mistake a name for; a replay misses every step
+        _known("stages", settings.stages, known, "a stage", storage.location)
+
+
+def _known(option: str, names: Iterable[str], known: Collection[str], what: str, where: str) -> None:
+    for name in names:
+        if name not in known:
+            nearest = get_close_matches(name, known, n=1)
+            listed = ", ".join(sorted(known)) or "none"
+            raise ConfigError(
+                f"{option} names {name!r}, which is not {what} of this tape or this run; there are: {listed}",
+                where=where,
+                hint=f"did you mean {nearest[0]!r}?" if nearest else f"correct {option}, or leave it out",
+            )
+
+
+def tell_run(location: str, mode: Mode, *replayed: int) -> None:
+    """Tell ``rolltape run``, where it started this program, that a tape was opened; later what it did."""
+    with suppress(OSError, KeyError):  # it started this program elsewhere, or not at all
+        file = os.open(os.environ[OPENED], os.O_WRONLY | os.O_APPEND)
+        os.write(file, json.dumps([location, str(mode), *replayed]).encode() + b"\n")
+        os.close(file)
+
+
+def _lacks_manifest(storage: Storage) -> bool:
+    """Whether there are recordings and no ``tape.json``; looks again for one that was just written."""
+    return next(recordings(storage), None) is not None and not storage.exists(NAME)
 
 
 def _check_writable(storage: Storage, settings: Settings) -> None:
@@ -94,9 +196,8 @@ def _rewritten(storage: Storage, old: Manifest, new: Manifest) -> Manifest:
     earlier = dict(old.earlier)
     if old.digest != new.digest:
         earlier[old.digest] = old.fingerprint
-    return write_manifest(
-        storage, replace(new, id=old.id, created=old.created, earlier=earlier), replace=True
-    )
+    kept = replace(new, id=old.id, created=old.created, earlier=earlier, sources=old.sources)
+    return write_manifest(storage, kept, replace=True)
 
 
 def not_found(storage: Storage) -> TapeNotFoundError | NotATapeError:
@@ -116,6 +217,14 @@ def not_found(storage: Storage) -> TapeNotFoundError | NotATapeError:
             causes=["the path is wrong, or relative to another directory", "the run was never recorded"],
             hint="record it first (mode: record), or list tapes with: rolltape ls DIRECTORY",
         )
+    there = sum(1 for _ in recordings(storage))
+    if there:
+        return TapeNotFoundError(
+            f"tape.json is missing beside {there} recordings",
+            where=location,
+            causes=["it was deleted", "a copy of the tape did not finish"],
+            hint=f"make it anew (or fetch it, with --from COPY): rolltape repair {shlex.quote(location)}",
+        )
     tapes = _tapes_in(location)
     inside = f"it contains tapes: {', '.join(tapes[:5])}" if tapes else "it has no tape.json"
     return TapeNotFoundError(
@@ -134,7 +243,15 @@ def _tapes_in(folder: str) -> list[str]:
 
 def check_fingerprint(manifest: Manifest, settings: Settings, where: str) -> None:
     """Compare what this run says about itself with what was recorded; loud about every difference."""
-    parts = compare(manifest.fingerprint, plain_parts(settings.fingerprint), settings.match)
+    given = plain_parts(settings.fingerprint)
+    parts = [] if manifest.lost else compare(manifest.fingerprint, given, settings.match)
+    if manifest.lost and given and digest_of(given) != manifest.lost:
+        level = min(
+            (settings.match.get(name, MatchLevel.ERROR) for name in given), key=list(MatchLevel).index
+        )
+        parts = [
+            Part("fingerprint", False, level, f"another, of which only {manifest.lost} is left", str(given))
+        ]
     now, then = environment(), manifest.environment
     names = [name for name in now if name in then]
     level = settings.match.get("environment", MatchLevel.WARN)
@@ -150,7 +267,9 @@ def _environment(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, An
     return {"environment": {name: found[name] for name in names}}
 
 
-def report(parts: Sequence[Part], where: str, causes: Sequence[str] = ()) -> None:
+def report(
+    parts: Sequence[Part], where: str, causes: Sequence[str] = (), way_out: str = "relax a part:"
+) -> None:
     """Raise for parts that must match, warn for those that should."""
     differ = [part for part in parts if not part.same]
     for part in differ:
@@ -166,5 +285,5 @@ def report(parts: Sequence[Part], where: str, causes: Sequence[str] = ()) -> Non
         "this run is not the one that was recorded\n  different:\n" + "\n".join(lines) + matched,
         where=where,
         causes=causes or ["the configuration changed since the recording"],
-        hint=f"record again, or relax a part: match={{{failed[0].name!r}: 'warn'}}",
+        hint=f"record again, or {way_out} match={{{failed[0].name!r}: 'warn'}}",
     )

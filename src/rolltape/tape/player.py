@@ -3,27 +3,105 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
-from rolltape.batch.dtypes import storage_dtype
+from rolltape.batch.digest import Digest
+from rolltape.codec.header import About
 from rolltape.errors import CorruptFileError, RolltapeError, StepMissingError
 from rolltape.fingerprint import Part, compare
 from rolltape.key import Key
 from rolltape.policy import Action
 from rolltape.settings import MatchLevel, Settings
 from rolltape.storage import Storage
-from rolltape.tape.call import Call
-from rolltape.tape.dtypes import check_expected, dtypes_in
+from rolltape.tape.call_arguments import Arguments, Difference, Naming, compare_arguments, read_arguments
+from rolltape.tape.expected_dtypes import check_expected
 from rolltape.tape.inputs import Inputs, describe_difference
 from rolltape.tape.manifest import Manifest, plain_parts
 from rolltape.tape.missing import explain_missing
 from rolltape.tape.opening import report
-from rolltape.tape.prefetch import Prefetch
+from rolltape.tape.perturb import perturbation
 from rolltape.tape.recording import Recording
+from rolltape.tape.stage import Call
 from rolltape.tape.summary import Tally
+
+
+class Sized(Protocol):
+    """Something read, and the memory it takes."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+T = TypeVar("T", bound=Sized)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead(Generic[T]):
+    key: Key
+    revision: str
+    """Of the file when it was read."""
+    future: Future[T | None]
+
+
+class Prefetch(Generic[T]):
+    """Holds at most one decoded recording per stage, within a number of bytes, and hands each out once.
+
+    ``read`` is given the memory there is; a recording that needs more it returns None for, and such a one
+    is read when it is asked for, by then out of the page cache.
+    """
+
+    def __init__(self, storage: Storage, read: Callable[[Key, int], T | None], limit: int) -> None:
+        self._storage = storage
+        self._read = read
+        self._limit = limit
+        self._pool = ThreadPoolExecutor(1, "rolltape-prefetch")
+        self._ahead: dict[tuple[str, str], _Ahead[T]] = {}
+        self._lock = threading.Lock()
+
+    def start(self, key: Key) -> None:
+        """Begin to read a recording that will probably be asked for next."""
+        found = self._storage.stat(key.path)
+        if found is None:
+            return
+        with self._lock:
+            before = self._ahead.pop((key.split, key.stage), None)
+            if before is not None:
+                before.future.cancel()
+            future = self._pool.submit(self._read_ahead, key)
+            self._ahead[key.split, key.stage] = _Ahead(key, found.revision, future)
+
+    def take(self, key: Key) -> T | None:
+        """The recording, if it was read ahead and not replaced meanwhile; raises what reading it raised."""
+        with self._lock:
+            ahead = self._ahead.pop((key.split, key.stage), None)
+        if ahead is None:
+            return None
+        if ahead.key != key:
+            ahead.future.cancel()
+            return None
+        found = self._storage.stat(key.path)
+        if found is None or found.revision != ahead.revision:
+            return None
+        return ahead.future.result()
+
+    def close(self) -> None:
+        """Stop reading ahead and let go of what was read."""
+        with self._lock:
+            self._ahead.clear()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _read_ahead(self, key: Key) -> T | None:
+        with self._lock:
+            done = [a.future for a in self._ahead.values() if a.future.done() and not a.future.cancelled()]
+        held = sum(read.nbytes for f in done if f.exception() is None and (read := f.result()) is not None)
+        return self._read(key, max(self._limit - held, 0))
+
 
 log = logging.getLogger("rolltape")
 
@@ -34,12 +112,14 @@ class Played:
 
     key: Key
     value: Any
-    about: Mapping[str, Any]
+    about: About
     dtypes: Mapping[str, str]
     size: int
     """Of the file."""
     nbytes: int
     """In memory, about."""
+    digest: str = ""
+    """Stands for what is recorded; empty where nobody keeps what was replayed."""
 
 
 class Player:
@@ -52,7 +132,9 @@ class Player:
         self._manifest = manifest
         limit = settings.max_pending_bytes
         self._ahead = Prefetch(storage, self._read_into, limit) if settings.prefetch else None
+        self._perturb = perturbation()
         self._foreign: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
         self.played: set[Key] = set()
         """What this run was given."""
 
@@ -67,12 +149,12 @@ class Player:
             log.warning(
                 "step %d plays the recording of step %d: %s", decision.step, source.step, decision.reason
             )
-        elif call.inputs is not None:
-            self._check_inputs(source, played, call.inputs, where)
+        else:
+            self._check_given(call, source, played, where)
         self._check_fingerprint(played, where)
         check_expected(played.dtypes, call.stage.expect, where)
         self.played.add(source)
-        live = float(played.about.get("live_seconds", 0.0))
+        live = played.about.live_seconds or 0.0
         self._tally.add(
             replayed=1,
             substituted=decision.action is Action.SUBSTITUTE,
@@ -109,14 +191,60 @@ class Player:
         """A recording, decoded; None if it takes more memory than there is room for."""
         recording = Recording(self._storage, key)
         file = recording.open_whole()
-        nbytes = recording.size + _dense_bytes(file.header)
+        nbytes = recording.size + file.dense_bytes
         if room is not None and nbytes > room:
             return None
-        value = recording.value_of(file)
-        return Played(key, value, file.about, dtypes_in(file.header), recording.size, nbytes)
+        value = recording.value_of(file, partial(self._perturb, key) if self._perturb else None)
+        digest = file.digest if self._settings.out else ""
+        return Played(key, value, file.about, file.dtypes, recording.size, nbytes, digest)
+
+    def _check_given(self, call: Call, source: Key, played: Played, where: str) -> None:
+        """Compare what the stage is given with what it was given when it was recorded."""
+        about = played.about
+        if call.inputs is not None and (about.inputs is not None or about.arguments is None):
+            self._check_inputs(source, played, call.inputs, where)
+        elif call.arguments is not None and (recorded := self._recorded_arguments(source, about, where)):
+            found = compare_arguments(recorded, call.arguments, about.collecting)
+            self._report(call.stage.name, recorded, call.arguments, found, where)
+
+    def _recorded_arguments(self, source: Key, about: About, where: str) -> Mapping[str, Digest | None]:
+        """The digests that were recorded, or those of the arguments that were."""
+        if about.arguments is not None:
+            return read_arguments(about.arguments, where)
+        if about.inputs is None:
+            return {}
+        kept = Recording(self._storage, replace(source, inputs=True))
+        try:
+            value = kept.value() if kept.about.inputs == about.inputs else None
+        except RolltapeError as error:
+            log.warning("the recorded inputs cannot be read, so they are not compared: %s", error)
+            return {}
+        return Arguments.of(value, Naming(None)).digests if isinstance(value, dict) else {}
+
+    def _report(
+        self,
+        stage: str,
+        recorded: Mapping[str, Digest | None],
+        given: Arguments,
+        found: Sequence[Difference],
+        where: str,
+    ) -> None:
+        asked = self._settings.match.get("inputs")
+        parts = [Part(name, True, MatchLevel.ERROR, "", "") for name in _same(recorded, given, found)]
+        for one in found:
+            level = asked or (MatchLevel.WARN if one.may_differ else MatchLevel.ERROR)
+            if level is MatchLevel.WARN:
+                if (stage, one.argument) in self._warned:
+                    continue  # it will differ at every step from here on: said once
+                self._warned.add((stage, one.argument))
+            parts.append(Part("inputs", False, level, one.recorded, one.given))
+        signature = given.naming.signature
+        same = [part.name for part in parts if part.same and signature and part.name in signature.parameters]
+        way_out = f"compare less: tape.stage({stage!r}, inputs={same!r}) or" if same else "relax a part:"
+        report(parts, where, _causes(found), way_out)
 
     def _check_inputs(self, source: Key, played: Played, inputs: Inputs, where: str) -> None:
-        recorded = played.about.get("inputs")
+        recorded = played.about.inputs
         if recorded == inputs.digest:
             return
         level = self._settings.match.get("inputs", MatchLevel.ERROR)
@@ -125,7 +253,7 @@ class Player:
         else:
             kept = Recording(self._storage, replace(source, inputs=True))
             try:
-                if kept.about.get("inputs") != recorded:
+                if kept.about.inputs != recorded:
                     raise CorruptFileError("these are the inputs of another recording", where=kept.where)
                 difference = describe_difference(kept.value(), inputs.parts)
             except RolltapeError as error:
@@ -134,11 +262,13 @@ class Player:
                 return
             texts = difference
         causes = ["the prompts come in another order, or from another dataset, template or seed"]
+        if all(text.endswith((" sample", " samples")) for text in texts):
+            causes = ["another batch size, or another number of prompts in a step"]
         report([Part("inputs", False, level, *texts)], where, causes)
 
     def _check_fingerprint(self, played: Played, where: str) -> None:
         """A tape that was partly rewritten holds recordings of an earlier fingerprint."""
-        recorded = played.about.get("fingerprint")
+        recorded = played.about.fingerprint
         if recorded in (None, self._manifest.digest):
             return
         if recorded not in self._foreign:
@@ -150,13 +280,21 @@ class Player:
         report(compare(earlier, parts, self._settings.match), where, causes)
 
 
-def _dense_bytes(header: Mapping[str, Any]) -> int:
-    """What the arrays of a recording take in memory."""
-    total = 0
-    for entry in header["columns"].values():
-        if entry["kind"] == "array":
-            size = storage_dtype(entry["dtype"]).itemsize * int(header["samples"])
-            for length in entry["shape"]:
-                size *= length
-            total += size
-    return total
+def _same(recorded: Mapping[str, Digest | None], given: Arguments, found: Sequence[Difference]) -> list[str]:
+    """The arguments that are the same."""
+    other = {one.argument for one in found}
+    return [
+        name
+        for name, now in given.digests.items()
+        if now is not None and recorded.get(name) is not None and name not in other
+    ]
+
+
+def _causes(found: Sequence[Difference]) -> list[str]:
+    """What probably happened, of what was seen."""
+    hard = [one for one in found if not one.may_differ]
+    if any(one.is_order for one in hard):
+        return ["the prompts come in another order: another seed or sampler, or another number of workers"]
+    if any(one.is_size for one in hard):
+        return ["the batch has another size than when it was recorded", "the padding or the template changed"]
+    return ["the configuration, the dataset, the template or the seed changed since the recording"]

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rolltape.batch.arrays import import_torch
-from rolltape.batch.plain import is_tensor
+from rolltape.batch.json_values import is_tensor
 from rolltape.errors import ConfigError
 from rolltape.policy import Mode
 from rolltape.tape.scope import current, no_step

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from rolltape import random_state
-from rolltape.batch import dismantle
+from rolltape.batch import dismantle, dismantle_one
+from rolltape.batch.one_sample import is_one
 from rolltape.codec.file import encode
 from rolltape.codec.pack import Packed, pack
 from rolltape.errors import ExpectationError, RecordError, RolltapeError, StepExistsError
@@ -20,12 +21,15 @@ from rolltape.key import Key, metrics_path
 from rolltape.policy import Action, Mode, Overwrite
 from rolltape.settings import OnError, Settings
 from rolltape.storage import Storage
-from rolltape.tape.call import Call
-from rolltape.tape.dtypes import check_expected, dtypes_of
+from rolltape.tape.expected_dtypes import check_expected, dtypes_of
+from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import metrics_line
 from rolltape.tape.recording import Recording
+from rolltape.tape.replayed import NAME as REPLAYED
+from rolltape.tape.replayed import replayed_line
 from rolltape.tape.retention import Retention
-from rolltape.tape.shelf import Shelf
+from rolltape.tape.stage import Call
+from rolltape.tape.step_index import StepIndex
 from rolltape.tape.summary import Tally
 from rolltape.tape.writer import Job, Writer
 
@@ -35,51 +39,78 @@ log = logging.getLogger("rolltape")
 class Recorder:
     """The writing half of a tape."""
 
-    def __init__(self, storage: Storage, settings: Settings, tally: Tally, fingerprint: str) -> None:
+    def __init__(
+        self, storage: Storage, settings: Settings, tally: Tally, manifest: Manifest, run: str | None
+    ) -> None:
         self._storage = storage
+        self._tape = manifest.id
         self._settings = settings
         self._tally = tally
-        self._fingerprint = fingerprint
+        self._fingerprint = manifest.digest
+        self._replayed: dict[str, str] = {}
+        self._run = run
+        """The run that rewrites the whole tape; None if none ever did."""
         self._failures: list[tuple[str, BaseException]] = []
         self._lock = threading.Lock()
         self.writer = Writer(
             background=settings.background, max_pending_bytes=settings.max_pending_bytes, fail=self.failed
         )
-        self.shelf = Shelf(storage, self.writer)
-        self._retention = Retention(storage, settings, self.shelf.remove)
+        self.step_index = StepIndex(storage, self.writer)
+        self._retention = Retention(storage, settings, self.step_index.remove)
+        self._steps: dict[tuple[str, str], tuple[int, int | None]] = {}
+        """The last step of each stage that was recorded, and the one before."""
         self.recorded: set[Key] = set()
         """What this run put on the tape."""
 
-    def copy(self, call: Call, value: Any, seconds: float, inside: Mapping[str, int]) -> Job | None:
+    def copy(
+        self, call: Call, value: Any, seconds: float, inside: Mapping[str, int], order: int
+    ) -> Job | None:
         """Copy a result, on the thread that has it, into a job that writes it; None if that failed.
 
-        ``inside`` counts the calls of other stages that the call made: replay will not make them.
+        ``inside`` counts the calls of other stages that the call made: replay will not make them. ``order``
+        counts those of the step that had ended before it did.
         """
         started = time.perf_counter()
         key = call.key
         try:
-            parts = dismantle(value)
+            named = key.call if isinstance(key.call, str) else ""
+            one = is_one(value, call.stage.samples, named=bool(named))
+            parts = dismantle_one(value) if one else dismantle(value)
             check_expected(dtypes_of(parts), call.stage.expect, f"{self._storage.location}/{key.path}")
-            packed = pack(parts)
+            packed = pack(parts, call=named)
         except ExpectationError:
             raise  # the stage is wrong, not the recording: no matter for on_error
         except Exception as error:
             self.failed(key.path, error)
             return None
-        about = {
+        blocked = time.perf_counter() - started + (call.arguments.seconds if call.arguments else 0.0)
+        about: dict[str, Any] = {
             "split": key.split, "stage": key.stage, "step": key.step, "call": key.call,
             "rank": key.rank, "world_size": key.world_size, "position": call.position,
+            "order": order,
             "recorded": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
             "live_seconds": seconds,
-            "blocked_seconds": time.perf_counter() - started,
+            "blocked_seconds": blocked,
             "fingerprint": self._fingerprint,
+            "run": self._run or self._tape,
+            "tape": self._tape,
         }  # fmt: skip
         if self._settings.random_state:
             about["random"] = random_state.capture()
         if not call.stage.replay:
             about["replay"] = False
+        if call.beside:
+            about["returned"] = False
         if inside:
             about["inside"] = dict(inside)
+        if call.arguments is not None:
+            about["arguments"] = call.arguments.to_json()
+            if collecting := call.arguments.changed:
+                about["collecting"] = collecting
+        if self._settings.max_keep is not None:
+            about["max_keep"] = self._settings.max_keep
+        if (before := self._before(key)) is not None:
+            about["previous"] = before
         nbytes = packed.nbytes
         if call.inputs is not None:
             about["inputs"] = call.inputs.digest
@@ -87,7 +118,7 @@ class Recorder:
         inputs = None if call.inputs is None else call.inputs.packed
         replacing = call.decision.action is Action.REWRITE
         self.recorded.add(key)
-        self.shelf.add(key)
+        self.step_index.add(key)
         return Job(key.path, lambda: self._write(key, packed, inputs, about, replacing), nbytes)
 
     def submit(self, job: Job) -> None:
@@ -100,15 +131,25 @@ class Recorder:
     def append_metrics(self, split: str, step: int, metrics: Mapping[str, Any], *, new: bool) -> None:
         """Hand one line of metrics to the writer."""
         rank = self._settings.rank if self._settings.world_size > 1 else None
-        line = metrics_line(step, metrics, rank, new=new)
+        line = metrics_line(step, metrics, rank, new=new, run=self._run)
         name = metrics_path(split)
+        self._tally.add(logged=1)
         self.submit(Job(name, lambda: self._storage.append(name, line), len(line)))
+
+    def note_replayed(self, path: str, digest: str) -> None:
+        """Keep what a recording held when the run that writes this tape was given it; once each."""
+        with self._lock:
+            if self._replayed.get(path) == digest:
+                return
+            self._replayed[path] = digest
+        line = replayed_line(path, digest)
+        self.submit(Job(REPLAYED, lambda: self._storage.append(REPLAYED, line), len(line)))
 
     def failed(self, name: str, error: BaseException) -> None:
         """Note that a file could not be written: to be raised at the next call, or counted."""
         key = Key.parse(name)
         if key is not None and not key.inputs:
-            self.shelf.remove(key)
+            self.step_index.remove(key)
             self.recorded.discard(key)
         if isinstance(error, StepExistsError) and self._keeps_first():
             self._tally.add(kept=1)
@@ -144,8 +185,21 @@ class Recorder:
         error.hint = error.hint or "set on_error=warn to train on without this recording"
         raise error
 
+    def _before(self, key: Key) -> int | None:
+        """The step that this run recorded of the stage before this one; a check can tell if it is gone."""
+        with self._lock:
+            last, before = self._steps.get((key.split, key.stage), (None, None))
+            if last != key.step:
+                self._steps[key.split, key.stage] = key.step, last
+                return last
+            return before
+
     def _keeps_first(self) -> bool:
         return self._settings.mode in (Mode.AUTO, Mode.REPLAY) or self._settings.overwrite is Overwrite.KEEP
+
+    @property
+    def _renews(self) -> bool:
+        return self._settings.mode is Mode.REWRITE or self._settings.overwrite is Overwrite.REWRITE
 
     def _write(
         self, key: Key, packed: Packed, inputs: Packed | None, about: dict[str, Any], replacing: bool
@@ -154,8 +208,11 @@ class Recorder:
         written = self._write_inputs(key, inputs, about, replacing)
         try:
             written += self._storage.publish(key.path, encode(packed, **about), replace=replacing)
-        except StepExistsError:
+        except StepExistsError as error:
             self._withdraw_inputs(key, about)
+            if self._renews:  # it was not there when the step began
+                error.causes = ("another process writes the same step of this tape at this very time",)
+                error.hint = "give each process its rank and world_size, or a tape of its own"
             raise
         self._tally.add(recorded=1, bytes_written=written)
         try:
@@ -167,7 +224,7 @@ class Recorder:
         # Inputs first: where a result is visible, what it was made of is too.
         name = replace(key, inputs=True).path
         if inputs is not None and (replacing or not self._storage.exists(key.path)):
-            return self._storage.publish(name, encode(inputs, **about), replace=True)
+            return self._storage.publish(name, encode(inputs, **about, holds="inputs"), replace=True)
         if inputs is None and replacing:
             self._storage.delete(name)
         return 0
@@ -176,14 +233,13 @@ class Recorder:
         """After a lost race, do not leave our inputs beside the winner's result."""
         inputs = replace(key, inputs=True)
         with suppress(RolltapeError):  # there may be none
-            theirs = Recording(self._storage, key).about.get("inputs")
-            if theirs != about.get("inputs") == Recording(self._storage, inputs).about.get("inputs"):
+            theirs = Recording(self._storage, key).about.inputs
+            if theirs != about.get("inputs") == Recording(self._storage, inputs).about.inputs:
                 self._storage.delete(inputs.path)
 
     def _drop_older_calls(self, key: Key) -> None:
         """When a step is written anew, calls beyond those it now has must not survive from the old run."""
-        renews = self._settings.mode is Mode.REWRITE or self._settings.overwrite is Overwrite.REWRITE
-        if not renews or key.call != 0:
+        if not self._renews or key.call != 0:
             return
         later: list[Key] = []
         while self._storage.exists((after := replace(key, call=len(later) + 1)).path):
@@ -192,4 +248,4 @@ class Recorder:
             if old not in self.recorded:
                 self._storage.delete(old.path)
                 self._storage.delete(replace(old, inputs=True).path)
-                self.shelf.remove(old)
+                self.step_index.remove(old)

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from rolltape.batch import Batch
-from rolltape.batch.plain import Json
-from rolltape.batch.tree import column_values
-from rolltape.codec.file import RecordingFile
-from rolltape.errors import BatchError, CorruptFileError, FormatVersionError, StepMissingError
+from rolltape.cached import cached_property
+from rolltape.codec.file import Change, RecordingFile, decoding
+from rolltape.codec.header import About
+from rolltape.errors import (
+    BatchError,
+    CorruptFileError,
+    FormatVersionError,
+    MemoryLimitError,
+    StepMissingError,
+    StorageError,
+)
 from rolltape.key import Key
-from rolltape.storage import Storage
+from rolltape.storage import Stat, Storage
+from rolltape.tape.place import check_place
 
+T = TypeVar("T")
+
+_TRIES = 20
 WHOLE_UP_TO = 64 * 1024 * 1024
 """Files up to this size are read in one go when all of their content is wanted."""
 
@@ -28,18 +39,26 @@ class Recording:
     def __repr__(self) -> str:
         return f"Recording({self.key.path!r}, {self.samples} samples)"
 
+    def again(self) -> Recording:
+        """The same recording, of which nothing has been read yet."""
+        return Recording(self._storage, self.key)
+
     @property
     def where(self) -> str:
         """The file, for messages."""
         return f"{self._storage.location}/{self.key.path}"
 
-    @cached_property
+    @property
     def size(self) -> int:
         """Bytes on disk."""
+        return self._stat.size
+
+    @cached_property
+    def _stat(self) -> Stat:
         found = self._storage.stat(self.key.path)
         if found is None:
             raise StepMissingError(f"step {self.key.step} is not on the tape", where=self.where)
-        return found.size
+        return found
 
     @property
     def samples(self) -> int:
@@ -49,26 +68,29 @@ class Recording:
     @property
     def columns(self) -> dict[str, str]:
         """The columns by name, each with what it holds: ``int64 [8192]``, ``text``, …"""
-        return {name: _describe(entry) for name, entry in self.file.header["columns"].items()}
+        return {name: column.description for name, column in self.file.stored_columns.items()}
 
     @property
-    def about(self) -> dict[str, Json]:
+    def about(self) -> About:
         """What was noted when it was recorded: when, how long the live call took, a digest of its inputs."""
         return self.file.about
 
     def value(self) -> Any:
         """The recorded object, bit for bit what the stage returned."""
-        return self.value_of(self.open_whole())
+        return self._steadily(lambda: self.value_of(self.open_whole()))
 
-    def value_of(self, file: RecordingFile) -> Any:
+    def value_of(self, file: RecordingFile, change: Change | None = None) -> Any:
         """The recorded object, from a file opened before."""
-        with _located(self.where):
-            return file.value()
+        with _located(self):
+            return file.value(change)
 
     def batch(self, columns: Sequence[str] | None = None, samples: slice | None = None) -> Batch:
         """Some columns (default all) of some samples (default all), without decoding the rest."""
+        return self._steadily(lambda: self._batch(columns, samples))
+
+    def _batch(self, columns: Sequence[str] | None, samples: slice | None) -> Batch:
         file = self.file
-        known = file.header["columns"]
+        known = file.stored_columns
         names = list(known) if columns is None else list(columns)
         for name in names:
             if name not in known:
@@ -78,27 +100,25 @@ class Recording:
         start, stop, step = (samples or slice(None)).indices(file.samples)
         if step != 1:
             raise BatchError(f"samples are read in steps of 1, not {step}", where=self.where)
-        with _located(self.where):
+        with _located(self):
             read = file.columns(names, start, max(start, stop))
-        tree = file.header["tree"]
-        return Batch({name: column_values(tree, name, column) for name, column in read.items()})
+            with decoding():
+                return Batch({name: file.tree.column_values(name, column) for name, column in read.items()})
 
     def identity(self) -> tuple[list[str], list[int]]:
         """The uid of every sample and its index within the group of that uid."""
-        with _located(self.where):
-            return self.file.identity()
+        with _located(self):
+            return self._steadily(lambda: self.file.identity())
 
     def verify(self) -> None:
         """Check every checksum and decode everything; raises ``CorruptFileError`` naming file and column."""
-        with _located(self.where):
-            file = self.open_whole()
-            file.verify()
-            file.columns(list(file.header["columns"]))
+        with _located(self):
+            self._steadily(lambda: self.open_whole().verify())
 
     @cached_property
     def file(self) -> RecordingFile:
         """The file, of which only the end has been read; more of it is read as it is asked for."""
-        return self._open(self._range, self.size)
+        return self._steadily(lambda: self._open(self._range, self.size))
 
     def open_whole(self) -> RecordingFile:
         """The file, read in one go unless it is very large."""
@@ -110,38 +130,67 @@ class Recording:
     def _open(
         self, read: Callable[[int, int], memoryview], size: int, whole: memoryview | None = None
     ) -> RecordingFile:
-        with _located(self.where):
+        with _located(self):
             file = RecordingFile(read, size, whole)
-            _ = file.header  # refuses foreign and newer files, and the error has to name this one
+            # Refuses foreign, newer and misplaced files, and the error has to name this one.
+            check_place(self._storage, self.key, file.about)
         return file
 
     def _range(self, offset: int, length: int) -> memoryview:
-        return memoryview(self._storage.read(self.key.path, offset, length))
+        """Some bytes of the file that was opened; of one that has taken its place since, none."""
+        try:
+            data = memoryview(self._storage.read(self.key.path, offset, length))
+        except CorruptFileError:
+            self._check_revision()
+            raise
+        self._check_revision()
+        return data
+
+    def _check_revision(self) -> None:
+        found = self._storage.stat(self.key.path)
+        if found is None or found.revision != self._stat.revision:
+            raise _Replaced(
+                "the recording was replaced while it was read",
+                where=self.where,
+                causes=["a run in mode rewrite writes this step now"],
+                hint="read it again",
+            )
+
+    def _steadily(self, read: Callable[[], T]) -> T:
+        """What ``read`` reads, all of it from one file: again from the start where another took its place."""
+        for _ in range(_TRIES):
+            try:
+                return read()
+            except _Replaced:
+                self.__dict__.pop("file", None)
+                self.__dict__.pop("_stat", None)
+        return read()
+
+
+class _Replaced(StorageError):
+    """Another file has taken the place of the one that is being read."""
 
 
 class _located:
     """Adds the file to errors that the codec raises about its content."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, recording: Recording) -> None:
+        self._where, self._tape = recording.where, recording._storage.location
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, (CorruptFileError, FormatVersionError)) and error.where is None:
+        known = (CorruptFileError, FormatVersionError, MemoryLimitError)
+        if isinstance(error, known) and error.where is None:
             error.where = self._where
-            error.hint = error.hint or "rolltape check TAPE lists every damaged file; re-record this step"
-        elif isinstance(error, (ValueError, KeyError, TypeError, OSError)) and _from_arrow(error):
-            raise CorruptFileError(f"the file cannot be decoded: {error}", where=self._where) from error
+            error.hint = error.hint or how_to_repair(self._tape)
 
 
-def _from_arrow(error: BaseException) -> bool:
-    return type(error).__module__.startswith("pyarrow")
-
-
-def _describe(entry: Json) -> str:
-    if entry["kind"] == "objects":
-        return "json" if entry["as"] == "tagged" else str(entry["as"])
-    shape = [*(["*"] if entry["kind"] == "ragged" else []), *map(str, entry["shape"])]
-    return f"{entry['dtype']} [{', '.join(shape)}]" if shape else str(entry["dtype"])
+def how_to_repair(tape: str) -> str:
+    """What to do about a damaged file, for messages."""
+    command = f"rolltape repair {shlex.quote(tape)}"
+    return (
+        f"`{command} --from COPY` fetches what is damaged from a copy of the tape; `{command} --drop` "
+        "drops these steps, and a run in mode auto records them again"
+    )

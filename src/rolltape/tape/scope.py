@@ -28,6 +28,7 @@ class Scope:
         """False after the block: tasks started inside may still run, and log."""
         self.called = 0
         """How many calls of stages were begun in the block."""
+        self._ended = 0
         self._calls: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -42,6 +43,12 @@ class Scope:
                     made[stage] += 1
         return self._named(number)
 
+    def end_call(self) -> int:
+        """Note that a call has its result; how many had one before. What runs inside a stage has it first."""
+        with self._lock:
+            self._ended += 1
+            return self._ended - 1
+
     def skip(self, calls: Mapping[str, int]) -> list[tuple[str, int | str]]:
         """Pass over the calls that a replayed call made when recorded; returns their stages and calls."""
         skipped = []
@@ -49,6 +56,7 @@ class Scope:
             for stage, count in calls.items():
                 skipped += [(stage, self._named(self._calls[stage] + at)) for at in range(count)]
                 self._calls[stage] += count
+                self._ended += count
                 for scope, made in _outer.get(()):
                     if scope is self:
                         made[stage] += count

@@ -11,12 +11,37 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rolltape.batch import register_visible_classes
+from rolltape.batch.one_sample import SampleChoice
 from rolltape.errors import StageError
-from rolltape.tape.inputs import Chooser
-from rolltape.tape.scope import counting_calls
+from rolltape.key import Key
+from rolltape.policy import Decision
+from rolltape.tape.call_arguments import Arguments, Naming
+from rolltape.tape.inputs import Chooser, Inputs
+from rolltape.tape.scope import Scope, counting_calls
 
 if TYPE_CHECKING:
+    from rolltape.tape.dispatcher import Dispatcher
     from rolltape.tape.tape import Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What was called, what will be done, and what it was given."""
+
+    dispatcher: Dispatcher
+    """That of the tape it is played from or saved to."""
+    stage: Stage
+    key: Key
+    scope: Scope
+    decision: Decision
+    position: int = 0
+    """How many calls of stages had been begun in this step before it."""
+    inputs: Inputs | None = None
+    """A copy, where they are recorded or checked."""
+    beside: bool = False
+    """Whether it is made beside a replay: to be compared, and not returned."""
+    arguments: Arguments | None = None
+    """Digests, where they are recorded or checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +52,14 @@ class Stage:
     function: Callable[..., Any]
     inputs: Chooser | None = None
     """Which arguments are recorded too."""
+    naming: Naming | None = None
+    """What the arguments are called that are compared by their digests; None where none is."""
     expect: Mapping[str, str] = field(default_factory=dict)
     """Dtypes that columns must have, by column."""
     replay: bool = True
     """False if it is computed anew in every run: what a change in the trainer is judged by."""
+    samples: SampleChoice = SampleChoice.AUTO
+    """What a sample is."""
 
     @property
     def origin(self) -> str:
@@ -67,12 +96,16 @@ def _is(kind: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
 def _sync(tape: Tape, stage: Stage) -> Callable[..., Any]:
     @functools.wraps(stage.function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if (deck := tape._deck) is None:
+        if (dispatcher := tape._dispatcher) is None:
             return stage.function(*args, **kwargs)
-        call = deck.usable().begin(stage, tape._scope(stage), args, kwargs)
-        deck = call.deck
+        call = dispatcher.usable().begin(stage, tape._scope(stage), args, kwargs)
+        dispatcher = call.dispatcher
         if call.decision.plays:
-            return deck.hand_over(call, deck.read(call))
+            played = dispatcher.read(call)
+            if (beside := dispatcher.beside(call, played, args, kwargs)) is not None:
+                with beside.dispatcher.kept_apart(beside):
+                    beside.dispatcher.keep(beside, stage.function(*args, **kwargs))
+            return dispatcher.hand_over(call, played)
         try:
             with counting_calls(call.scope) as inside:
                 started = time.perf_counter()
@@ -80,9 +113,9 @@ def _sync(tape: Tape, stage: Stage) -> Callable[..., Any]:
                 seconds = time.perf_counter() - started
             if inspect.isawaitable(value):
                 raise _not_async(stage, value)
-            deck.submit(deck.copy(call, value, seconds, inside))
+            dispatcher.submit(dispatcher.copy(call, value, seconds, inside))
         finally:
-            deck.end(call)
+            dispatcher.end(call)
         return value
 
     return run
@@ -91,26 +124,30 @@ def _sync(tape: Tape, stage: Stage) -> Callable[..., Any]:
 def _async(tape: Tape, stage: Stage) -> Callable[..., Any]:
     @functools.wraps(stage.function)
     async def run(*args: Any, **kwargs: Any) -> Any:
-        if (deck := tape._deck) is None:
+        if (dispatcher := tape._dispatcher) is None:
             return await stage.function(*args, **kwargs)
-        call = deck.usable().begin(stage, tape._scope(stage), args, kwargs)
-        deck = call.deck
+        call = dispatcher.usable().begin(stage, tape._scope(stage), args, kwargs)
+        dispatcher = call.dispatcher
         if call.decision.plays:
             # Read on a thread, handed over here: tasks that run meanwhile must not draw from its state.
-            return deck.hand_over(call, await asyncio.to_thread(deck.read, call))
+            played = await asyncio.to_thread(dispatcher.read, call)
+            if (beside := dispatcher.beside(call, played, args, kwargs)) is not None:
+                with beside.dispatcher.kept_apart(beside):
+                    beside.dispatcher.keep(beside, await stage.function(*args, **kwargs))
+            return dispatcher.hand_over(call, played)
         try:
             with counting_calls(call.scope) as inside:
                 started = time.perf_counter()
                 value = await stage.function(*args, **kwargs)
                 seconds = time.perf_counter() - started
             # The copy is made here, before anyone can edit the value; a thread may wait for the disk.
-            job = deck.copy(call, value, seconds, inside)
-            if job is not None and deck.recorder.writer.waits(job):
-                await asyncio.to_thread(deck.submit, job)
+            job = dispatcher.copy(call, value, seconds, inside)
+            if job is not None and dispatcher.recorder.writer.waits(job):
+                await asyncio.to_thread(dispatcher.submit, job)
             else:
-                deck.submit(job)
+                dispatcher.submit(job)
         finally:
-            deck.end(call)
+            dispatcher.end(call)
         return value
 
     return run

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,13 @@ class Summary:
     live: int = 0
     """Live calls whose result was not to be recorded."""
     missing: int = 0
-    """Calls that were looked for on the tape and were not there, whatever ``on_miss`` then did."""
+    """Calls that were looked for on the tape, were not there, and were not recorded then either."""
     kept: int = 0
     """Results not saved because another process had recorded that step meanwhile."""
     dropped: int = 0
     """Old steps deleted, as ``max_keep`` asks."""
+    logged: int = 0
+    """Lines of metrics written: one for each step that logged some."""
     never_played: tuple[str, ...] = ()
     """Recordings of the stages replayed here that nobody asked for."""
     lost: tuple[str, ...] = ()
@@ -50,6 +52,8 @@ class Summary:
         counts |= {"kept": self.kept, "dropped": self.dropped, "never played": len(self.never_played)}
         counts |= {"LOST": len(self.lost)}
         parts += [f"{count} {what}" for what, count in counts.items() if count]
+        if not parts and self.logged:
+            return f"metrics of {self.logged} {'step' if self.logged == 1 else 'steps'}, no recordings"
         return ", ".join(parts) or "nothing recorded, nothing replayed"
 
 
@@ -57,14 +61,15 @@ class Tally:
     """Counts what a tape does, from any thread."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, float] = {}
         self._lost: list[str] = []
         self._lock = threading.Lock()
 
     def add(self, **counts: float) -> None:
         """Add to fields of the summary."""
         with self._lock:
-            self._counts.update(counts)
+            for name, count in counts.items():
+                self._counts[name] = self._counts.get(name, 0) + count
 
     def lose(self, name: str) -> None:
         """Note a file that could not be written."""
@@ -74,7 +79,8 @@ class Tally:
     def summary(self, never_played: tuple[str, ...] = ()) -> Summary:
         """Everything counted so far."""
         with self._lock:
-            return Summary(**self._counts, never_played=never_played, lost=tuple(self._lost))
+            counts: dict[str, Any] = self._counts
+            return Summary(**counts, never_played=never_played, lost=tuple(self._lost))
 
 
 def amount(nbytes: float) -> str:

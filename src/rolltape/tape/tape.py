@@ -8,30 +8,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar, overload
 
+from rolltape.batch.one_sample import SampleChoice
 from rolltape.config_file import load_file
 from rolltape.errors import RolltapeError, StageError
+from rolltape.hooks import hook
 from rolltape.key import check_name
 from rolltape.policy import Mode
 from rolltape.settings import Settings, resolve
 from rolltape.steps import as_step
 from rolltape.storage import LocalStorage
-from rolltape.tape.deck import Deck
-from rolltape.tape.dtypes import expected_dtypes
+from rolltape.tape.call_arguments import Naming
+from rolltape.tape.dispatcher import Dispatcher
+from rolltape.tape.expected_dtypes import expected_dtypes
 from rolltape.tape.inputs import Chooser
 from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import plain_metrics
-from rolltape.tape.opening import open_tape, resolved_dir
+from rolltape.tape.opening import begin_out, check_stages, open_tape, resolved_dir
 from rolltape.tape.probe import Sampling, Watch, probe, watch
-from rolltape.tape.reading import Reading
+from rolltape.tape.questions import Reading
 from rolltape.tape.scope import Scope, current, entered, no_step
-from rolltape.tape.second import begin_second
 from rolltape.tape.stage import Stage, wrap
 from rolltape.tape.summary import Summary
 
-if TYPE_CHECKING:
-    from rolltape.engines.engine import Engine
+_Engine = TypeVar("_Engine")
 
 log = logging.getLogger("rolltape")
 
@@ -93,20 +94,28 @@ class Tape(Reading):
         The options are those of :class:`rolltape.Settings`, which explains them; ``settings`` gives all.
         """
         given = {name: value for name, value in locals().items() if name not in ("self", "settings")}
-        self.settings = settings or resolve(given, os.environ)
+        self._open(settings or resolve(given, os.environ))
+
+    def _open(self, settings: Settings, run: str | None = None, out_run: str | None = None) -> Tape:
+        """Open the tape; ``run`` and ``out_run`` are what another process of this program has begun."""
+        self.settings = settings
         self.dir = self.manifest = self.out = None
-        self._deck: Deck | None = None
+        self._dispatcher: Dispatcher | None = None
         self._stages: dict[str, Stage] = {}
+        self._knows_stages = False
         self._number = next(_numbers)
         if self.is_off:
-            return
+            return self
         storage = LocalStorage(resolved_dir(self.settings.dir or "."))
         self.dir = storage.location
         self.manifest = open_tape(storage, self.settings)
         if self.settings.out is not None:
-            self.out = type(self)(settings=begin_second(self.settings, self.manifest, self.dir))
-        self._deck = Deck(storage, self.settings, self.manifest, self.out._deck if self.out else None)
+            self.out = _opened(type(self), *begin_out(self.settings, self.manifest, self.dir, out_run))
+        self._dispatcher = Dispatcher(
+            storage, self.settings, self.manifest, self.out._dispatcher if self.out else None, run
+        )
         log.info("tape %s, mode %s", self.dir, self.settings.mode)
+        return self
 
     @classmethod
     def from_config(cls, config: Any, **arguments: Any) -> Tape:
@@ -114,9 +123,13 @@ class Tape(Reading):
         return cls(settings=resolve(arguments, os.environ, load_file(config)))
 
     @classmethod
-    def from_env(cls) -> Tape:
-        """A tape from ``ROLLTAPE_*`` variables alone; off if they name no directory."""
-        return cls(settings=resolve({}, os.environ))
+    def from_env(cls, **arguments: Any) -> Tape:
+        """A tape that is steered from outside, by ``ROLLTAPE_*`` variables; off if they name no directory.
+
+        ``arguments`` are options that the program itself decides, such as its fingerprint. As everywhere they
+        beat the environment, so leave out ``dir`` and ``mode``. ``Tape(**arguments)`` is the same.
+        """
+        return cls(**arguments)
 
     @property
     def is_off(self) -> bool:
@@ -128,8 +141,9 @@ class Tape(Reading):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # In another process, a Ray actor say, it is the same tape, whatever the working directory is there.
-        out = self.out.dir if self.out else None
-        return _reopened, (type(self), replace(self.settings, dir=self.dir or self.settings.dir, out=out))
+        out, run = (self.out.dir, self.out._run) if self.out else (None, None)
+        settings = replace(self.settings, dir=self.dir or self.settings.dir, out=out)
+        return _opened, (type(self), settings, self._run, run)
 
     def __enter__(self) -> Tape:
         return self
@@ -146,37 +160,49 @@ class Tape(Reading):
         self,
         name: str,
         *,
-        inputs: bool | Sequence[str] = False,
+        inputs: bool | Sequence[str] | None = None,
         expect: Mapping[str, Any] | None = None,
         replay: bool = True,
+        samples: str = "auto",
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Make a function, a method or a coroutine function a stage whose result is recorded and replayed.
 
-        ``inputs`` records its arguments too (all, or those named), and replay checks them. ``expect`` maps
-        columns to the dtype they must have. With ``replay=False`` it is recorded, and runs in every replay
-        all the same: what it returns there goes to the tape ``out``, to be compared.
+        A digest of every argument is recorded, and replay compares it. ``inputs`` records the arguments
+        themselves (all, or those named), and only these are compared; with ``inputs=False`` none is.
+        ``expect`` maps columns to the dtype they must have. With ``replay=False`` it is recorded, and runs in
+        every replay all the same: what it returns there goes to the tape ``out``, to be compared. ``samples``
+        says what a sample is: ``rows`` of what a call returns, ``one`` for all of it, or ``auto``, which is
+        ``one`` for one object that a call with a ``key`` returned.
         """
         check_name("stage", name)
         dtypes = expected_dtypes(expect or {})
+        choice = SampleChoice.parse(samples)
 
         def decorate(function: Any) -> Any:
             if isinstance(function, (staticmethod, classmethod)):
                 return type(function)(decorate(function.__func__))
-            stage = Stage(name, function, Chooser.of(function, inputs), dtypes, replay)
+            compared = replay and (
+                inputs is None or bool(inputs)
+            )  # what runs in every replay is judged by its result
+            naming = Naming.of(function) if compared else None
+            chosen = Chooser.of(function, inputs or False)
+            stage = Stage(name, function, chosen, naming, dtypes, replay, choice)
             wrapped = wrap(self, stage)
             self._declare(stage)
             return wrapped
 
         return decorate
 
-    def engine(self, engine: Engine | Callable[[], Engine], *, stage: str = "rollout") -> Engine:
+    @overload
+    def engine(self, engine: Callable[[], _Engine], *, stage: str = "rollout") -> _Engine: ...
+    @overload
+    def engine(self, engine: _Engine, *, stage: str = "rollout") -> _Engine: ...
+    def engine(self, engine: Any, *, stage: str = "rollout") -> Any:
         """An engine whose rollouts this tape records and replays, prompts and sampling checked.
 
         Pass a function that makes the engine: where every step is replayed it is never called.
         """
-        from rolltape.engines.taped import TapedEngine  # engines lie above the tape, and few tapes need them
-
-        return TapedEngine(self, engine, stage)
+        return hook("engine")(self, engine, stage)  # engines lie above the tape
 
     @contextmanager
     def step(self, step: int, *, split: str | None = None, key: str | None = None) -> Iterator[None]:
@@ -186,24 +212,25 @@ class Tape(Reading):
         where many run at once in no fixed order. If the block raises, its metrics are not written.
         """
         scope = Scope(as_step(step), check_name("split", split or self.settings.split), key)
-        if self._deck is None:
+        if self._dispatcher is None:
             yield
             return
-        deck = self._deck.usable()
-        deck.key("check", scope.step, scope.split, 0 if key is None else key)
+        dispatcher = self._dispatcher.usable()
+        dispatcher.key("check", scope.step, scope.split, 0 if key is None else key)
         with entered(self._number, scope):
             yield
-        deck.keep_metrics(scope.split, scope.step, scope.metrics)
-        deck.recorder.raise_failure()
+        dispatcher.keep_metrics(scope.split, scope.step, scope.metrics)
+        self._check_stages(scope)
+        dispatcher.recorder.raise_failure()
 
     def log(self, metrics: Mapping[str, Any], *, step: int | None = None, split: str | None = None) -> None:
         """Put numbers of this step on the tape, exactly. In replay they go to the tape ``out``, if any.
 
         Inside ``with tape.step(...)`` they are written together when the block ends; with ``step=`` at once.
         """
-        if self._deck is None:
+        if self._dispatcher is None:
             return
-        deck = self._deck.usable()
+        dispatcher = self._dispatcher.usable()
         scope = current(self._number)
         if scope is None and step is None:
             raise no_step("tape.log")
@@ -211,11 +238,11 @@ class Tape(Reading):
             return
         plain = plain_metrics(metrics)
         if step is not None:
-            deck.keep_metrics(check_name("split", split or self.settings.split), as_step(step), plain)
+            dispatcher.keep_metrics(check_name("split", split or self.settings.split), as_step(step), plain)
         elif scope is not None and scope.open:
             scope.metrics.update(plain)
         elif scope is not None:  # a task that outlived its block
-            deck.keep_metrics(scope.split, scope.step, plain)
+            dispatcher.keep_metrics(scope.split, scope.step, plain)
 
     def probe(
         self,
@@ -250,17 +277,17 @@ class Tape(Reading):
 
     def flush(self) -> None:
         """Wait until everything recorded so far is on disk; raises what went wrong."""
-        if self._deck is not None:
-            self._deck.flush()
+        if self._dispatcher is not None:
+            self._dispatcher.flush()
 
     def summary(self) -> Summary:
         """What this tape has done so far. To tell what was never played, it lists the stages that were."""
-        return Summary() if self._deck is None else self._deck.summary()
+        return Summary() if self._dispatcher is None else self._dispatcher.summary()
 
     def close(self) -> Summary:
         """Write what is pending, say what was done, and let go of the tape. Raises what went wrong, once."""
-        if self._deck is not None:
-            self._deck.close()
+        if self._dispatcher is not None:
+            self._dispatcher.close()
         return self.summary()
 
     def _declare(self, stage: Stage) -> None:
@@ -271,6 +298,16 @@ class Tape(Reading):
                 hint="give each function a stage name of its own",
             )
 
+    def _check_stages(self, scope: Scope) -> None:
+        """After the first step that called a stage: by then those that there are have been declared."""
+        if self._dispatcher is not None and scope.called and not self._knows_stages:
+            self._knows_stages = True
+            check_stages(self._dispatcher.storage, self.settings, self._stages)
+
+    @property
+    def _run(self) -> str | None:
+        return self._dispatcher.run if self._dispatcher else None
+
     def _scope(self, stage: Stage) -> Scope:
         scope = current(self._number)
         if scope is None:
@@ -278,5 +315,5 @@ class Tape(Reading):
         return scope
 
 
-def _reopened(cls: type[Tape], settings: Settings) -> Tape:
-    return cls(settings=settings)
+def _opened(cls: type[Tape], settings: Settings, run: str | None, out_run: str | None = None) -> Tape:
+    return cls.__new__(cls)._open(settings, run, out_run)

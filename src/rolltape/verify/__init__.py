@@ -1,8 +1,14 @@
 """Tells two runs apart: whether they are the same, and if not, where the first difference is."""
 
-from rolltape.verify.difference import Difference, measure
-from rolltape.verify.entries import Comparison, Entry
-from rolltape.verify.ladder import Limits, Verdict, judge
-from rolltape.verify.tapes import compare_tapes
+from rolltape.verify.comparing import compare, compare_tapes
+from rolltape.verify.comparison import Comparison, Entry
+from rolltape.verify.measure.difference import Difference, measure
+from rolltape.verify.measure.limits import Limits
+from rolltape.verify.measure.verdict import Verdict, judge
+from rolltape.verify.report.report import Finding, Report
+from rolltape.verify.rules.gate import Gate
 
-__all__ = ["Comparison", "Difference", "Entry", "Limits", "Verdict", "compare_tapes", "judge", "measure"]
+__all__ = [
+    "Comparison", "Difference", "Entry", "Finding", "Gate", "Limits", "Report", "Verdict",
+    "compare", "compare_tapes", "judge", "measure",
+]  # fmt: skip

@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rolltape.cli.cells import Cell, as_text, to_json
-from rolltape.viewer.pictures import picture_url
+from rolltape.reader.sample_fields import Cell, as_text, to_json
+
+LARGEST = 1024
+"""Pixels of the longer side on a page."""
+_RASTER = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=\s]+")
+
+
+def picture_url(value: Any) -> str | None:
+    """The address of an image: of a PIL image, or of a text that is one already; None for anything else.
+
+    Only pixels pass: an SVG can hold scripts, and an address of a server would be a request to it.
+    """
+    if isinstance(value, str):
+        return value if value.startswith("data:") and _RASTER.fullmatch(value) else None
+    if not _is_image(value):
+        return None
+    image = value.convert("RGBA" if value.mode in ("RGBA", "LA", "PA", "P") else "RGB")
+    image.thumbnail((LARGEST, LARGEST))
+    sink = io.BytesIO()
+    image.save(sink, "PNG")
+    return "data:image/png;base64," + base64.b64encode(sink.getvalue()).decode("ascii")
+
+
+def pictures_in(value: Any, deep: int = 6) -> Iterator[str]:
+    """The images anywhere inside a value."""
+    if _is_image(value):
+        yield picture_url(value) or ""
+    elif deep and isinstance(value, (dict, list, tuple)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from pictures_in(inner, deep - 1)
+
+
+def _is_image(value: Any) -> bool:
+    return any(cls.__module__ == "PIL.Image" for cls in type(value).__mro__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +75,11 @@ def turns_of(cell: Cell, role: str) -> list[Turn]:
 
 
 def _turn(turn: dict[str, Any]) -> list[Part]:
-    parts = _content(turn.get("content"))
-    for call in turn.get("tool_calls") or []:
-        parts.append(_call(call))
-    known = ("role", "content", "tool_calls")
-    rest = {key: value for key, value in turn.items() if key not in known and value is not None}
-    for key, value in rest.items():
-        kind = "text" if key in ("reasoning_content", "reasoning", "thinking") else "data"
-        parts.append(Part(kind, value if isinstance(value, str) else _json(value), str(key)))
+    parts = [*_content(turn.get("content")), *map(_call, turn.get("tool_calls") or [])]
+    for key, value in turn.items():
+        if key not in ("role", "content", "tool_calls") and value is not None:
+            kind = "text" if key in ("reasoning_content", "reasoning", "thinking") else "data"
+            parts.append(Part(kind, value if isinstance(value, str) else _json(value), str(key)))
     return parts
 
 
@@ -55,27 +88,22 @@ def _content(content: Any) -> list[Part]:
         return []
     if isinstance(content, str):
         return [Part("text", content)]
-    if isinstance(content, list):
-        return [part for item in content for part in _item(item)]
-    return _item(content)
+    return [_item(item) for item in (content if isinstance(content, list) else [content])]
 
 
-def _item(item: Any) -> list[Part]:
+def _item(item: Any) -> Part:
     """One entry of a list of contents: text, an image, or something else."""
-    url = picture_url(item)
-    if url is not None:
-        return [Part("image", url)]
-    if isinstance(item, str):
-        return [Part("text", item)]
+    inner = item
     if isinstance(item, dict):
         if isinstance(item.get("text"), str):
-            return [Part("text", item["text"])]
+            return Part("text", item["text"])
         inner = item.get("image") if item.get("image") is not None else item.get("image_url")
         inner = inner.get("url") if isinstance(inner, dict) else inner
-        if inner is not None and (url := picture_url(inner)) is not None:
-            return [Part("image", url)]
-        return [Part("data", _json(item), str(item.get("type", "")))]
-    return [Part("text", as_text(item, full=True))]
+    if (url := picture_url(inner)) is not None:
+        return Part("image", url)
+    if isinstance(item, dict):
+        return Part("data", _json(item), str(item.get("type", "")))
+    return Part("text", as_text(item, full=True))
 
 
 def _call(call: Any) -> Part:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from rolltape.errors import RolltapeError
-from rolltape.viewer.groups import group_name
 from rolltape.viewer.library import Library
-from rolltape.viewer.step import StepView
-from rolltape.viewer.summary import Summary
+from rolltape.viewer.prompt_groups import group_name
+from rolltape.viewer.step_view import StepView
+from rolltape.viewer.web.charts import Summary
 
 SLICE = 0.15
 """Seconds that one request works on it."""
@@ -25,14 +25,11 @@ def summarize(view: StepView) -> Summary:
     """All numbers of a step that its columns allow."""
     roles = view.roles
     values: dict[str, tuple[float, float | None, float | None]] = {}
-    lengths, cut = view.main.lengths[1], view.truncated
+    lengths, cut = view.main.token_counts[1], view.truncated
     reward, rollout = view.numbers(roles.reward), view.means(roles.rollout_logprobs)
     trainer = view.means(roles.trainer_logprobs)
-    for name, found in (
-        ("reward", reward),
-        ("length", lengths),
-        ("logprob", rollout if rollout is not None else trainer),
-    ):
+    banded = {"reward": reward, "length": lengths, "logprob": trainer if rollout is None else rollout}
+    for name, found in banded.items():
         if found is not None and np.isfinite(found).any():
             known = np.asarray(found, np.float64)[np.isfinite(found)]
             values[name] = float(known.mean()), float(known.min()), float(known.max())
@@ -78,9 +75,10 @@ class Series:
         with self._lock:
             end = time.monotonic() + seconds
             tape, split, _ = self._at
-            stages = self._library.stages(tape, split)
+            run = self._library.runs[tape]
+            stages = {name: set(run.steps(name, split)) for name in run.stages(split)}
             for step in coarse_to_fine(steps):
-                there = [name for name, listing in stages.items() if step in listing.names]
+                there = [name for name, recorded in stages.items() if step in recorded]
                 known = self._known.get(step)
                 if known is None or known[0] != there:
                     if time.monotonic() > end:

@@ -8,17 +8,16 @@ from typing import Any, ClassVar
 from rich.style import Style
 from rich.text import Text
 
-from rolltape.cli.visible import shown
 from rolltape.errors import RolltapeError
+from rolltape.reader.step_roles import main_stage
+from rolltape.reader.wording import brief, number
+from rolltape.rich_text import shown
 from rolltape.viewer.chat import Turn
-from rolltape.viewer.groups import Group, find_groups, prompt_texts
-from rolltape.viewer.library import Library
-from rolltape.viewer.needs import missing
-from rolltape.viewer.roles import main_stage
-from rolltape.viewer.sample import SampleView, read_sample
-from rolltape.viewer.step import StepView
-from rolltape.viewer.tokens import Scale, Token
-from rolltape.viewer.words import brief, number
+from rolltape.viewer.library import Library, missing
+from rolltape.viewer.prompt_groups import Group, find_groups, prompt_texts
+from rolltape.viewer.sample_view import SampleView, read_sample
+from rolltape.viewer.step_view import StepView
+from rolltape.viewer.token_view import Scale, Token
 
 try:
     from textual.app import App, ComposeResult
@@ -48,15 +47,12 @@ def shade(scale: Scale, value: float) -> Style:
     """The colour of a token."""
     if not math.isfinite(value):
         return Style(color="white", bgcolor="red")
-    known = [abs(one) for one in scale.values if math.isfinite(one)]
-    end = max(known, default=0.0)
+    end = max((abs(one) for one in scale.values if math.isfinite(one)), default=0.0)
     if not end or value == 0 or (scale.kind == "low" and value > 0):
         return Style()
     at = min(7, max(0, math.ceil(8 * abs(value) / end) - 1))
-    return Style(
-        color="black" if at < 5 else "white",
-        bgcolor=(COOL if scale.kind == "both" and value > 0 else SHADES)[at],
-    )
+    shades = COOL if scale.kind == "both" and value > 0 else SHADES
+    return Style(color="black" if at < 5 else "white", bgcolor=shades[at])
 
 
 def token_text(tokens: list[Token], scale: Scale | None) -> Text:
@@ -120,24 +116,26 @@ class Browser(App[None]):  # type: ignore[misc]
         super().__init__()
         self.library = library
         self.split = split
-        stages = list(library.stages(0, split))
+        stages = library.runs[0].stages(split)
         self.stage = stage or (main_stage(stages) if stages else "rollout")
 
     def on_mount(self) -> None:
         self.push_screen(Steps())
 
 
+class _Rows(DataTable[Any]):  # type: ignore[misc]
+    BINDINGS: ClassVar[list[Any]] = [
+        Binding("j", "cursor_down", show=False),
+        Binding("k", "cursor_up", show=False),
+    ]
+
+
 class _Table(Screen[None]):  # type: ignore[misc]
     """A screen that is one table; ``app`` is the browser."""
 
-    BINDINGS: ClassVar[list[Any]] = [
-        Binding("j", "down", "down", show=False),
-        Binding("k", "up", "up", show=False),
-    ]
-
     def compose(self) -> ComposeResult:
         yield Static(id="title")
-        yield DataTable(cursor_type="row", zebra_stripes=True)
+        yield _Rows(cursor_type="row", zebra_stripes=True)
         yield Footer()
 
     @property
@@ -147,12 +145,6 @@ class _Table(Screen[None]):  # type: ignore[misc]
     def title_is(self, text: str) -> None:
         self.query_one("#title", Static).update(shown(text, "bold"))
 
-    def action_down(self) -> None:
-        self.table.action_cursor_down()
-
-    def action_up(self) -> None:
-        self.table.action_cursor_up()
-
 
 class Steps(_Table):
     """The steps of a run, with what was logged."""
@@ -160,10 +152,9 @@ class Steps(_Table):
     def on_mount(self) -> None:
         browser: Any = self.app
         library, split, stage = browser.library, browser.split, browser.stage
-        listing = library.stages(0, split).get(stage)
-        metrics = library.metrics(0, split)
+        metrics = library.runs[0].metrics(split, 0, [])
         names = list(dict.fromkeys(name for logged in metrics.values() for name in logged))[:6]
-        self.steps = [] if listing is None else listing.steps
+        self.steps = library.runs[0].steps(stage, split)
         self.title_is(f"{library.name(0)}  {split}/{stage}  {len(self.steps)} steps")
         self.table.add_columns(Text("step"), *(shown(name) for name in names))
         for step in self.steps:
@@ -178,13 +169,13 @@ class Groups(_Table):
     """The groups of a step."""
 
     BINDINGS: ClassVar[list[Any]] = [
-        *_Table.BINDINGS,
         Binding("escape,u", "app.pop_screen", "back"),
         Binding("n", "other(1)", "next step"),
         Binding("p", "other(-1)", "previous step"),
         Binding("s", "sort", "sort"),
     ]
     ORDERS = ("recorded", "best", "worst", "spread", "length")
+    """What ``_key`` returns for each is in the same order."""
 
     def __init__(self, steps: list[int], at: int) -> None:
         super().__init__()
@@ -210,33 +201,21 @@ class Groups(_Table):
         known = [value for group in found for value in group.rewards if value is not None]
         low, high = min(known, default=0.0), max(known, default=0.0)
         for group, prompt in zip(self.groups, prompts, strict=True):
-            numbers = [
-                group.rewards[0],
-                group.rewards[-1],
-                group.mean,
-                group.spread,
-                group.length,
-                group.truncated,
-            ]
+            ends = group.rewards[0], group.rewards[-1]
             self.table.add_row(
                 Text(brief(prompt, 60)),
                 bars(group.rewards[:24], low, high),
-                *map(number, numbers),
+                *map(number, (*ends, group.mean, group.spread, group.length, group.truncated)),
                 Text(brief(group.uid, 24)),
             )
         order = self.ORDERS[self.order]
         self.title_is(
-            f"step {self.steps[self.at]}  {self.view.main.samples} samples, {len(found)} groups, by {order}"
+            f"step {self.steps[self.at]}  {len(self.view.main)} samples, {len(found)} groups, by {order}"
         )
 
     def _key(self, group: Group) -> float:
-        values = {
-            "best": group.rewards[0],
-            "worst": group.rewards[-1],
-            "spread": group.spread,
-            "length": group.length,
-        }
-        value = values[self.ORDERS[self.order]]
+        values = None, group.rewards[0], group.rewards[-1], group.spread, group.length
+        value = values[self.order]
         return math.inf if value is None else -value
 
     def action_other(self, by: int) -> None:

@@ -4,5 +4,5 @@
     python -m rolltape.examples.grpo --dir runs/base --mode replay --out runs/packed --layout packed
 
 Read ``train.py`` first: it is the whole training loop. ``task.py`` has the prompts and the reward,
-``model.py`` the model, ``layouts.py`` the ways to lay samples out for a forward pass, ``loss.py`` the sums.
+``model.py`` the model, ``layouts.py`` the ways to lay out samples for a forward pass, ``loss.py`` the loss.
 """

@@ -20,7 +20,7 @@ def main() -> None:
     )
     parser.add_argument("--dir", help="the tape")
     parser.add_argument("--mode", default="auto", help="record, replay, …")
-    parser.add_argument("--out", help="in replay: the tape for what is computed anew")
+    parser.add_argument("--out", help="in replay: a second tape for what this run computes")
     parser.add_argument("--layout", choices=LAYOUTS, default="padded")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--state", action="store_true", help="begin each step from the recorded weights")

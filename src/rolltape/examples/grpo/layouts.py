@@ -1,10 +1,10 @@
 """How samples are laid out for a forward pass: what people change to make a trainer faster.
 
-    padded   micro-batches of a fixed number of samples, each filled up to its longest
-    dynamic  micro-batches of a fixed number of tokens, samples of like length together
-    packed   samples end to end in one row, told apart by their positions and a mask
+    padded   micro-batches of a fixed number of samples, padded to the longest
+    dynamic  micro-batches of at most a number of tokens, samples of similar length together
+    packed   samples end to end in one row, separated by their positions and a mask
 
-All of them compute the same log-probs, up to the order in which numbers are added up.
+All of them compute the same log-probs, except for the order in which numbers are added.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Sample:
     tokens: np.ndarray
     """Prompt and response."""
     prompt: int
-    """How many of them are the prompt's."""
+    """How many of them belong to the prompt."""
 
     @property
     def response(self) -> np.ndarray:
@@ -41,9 +41,9 @@ class Micro:
     tokens: torch.Tensor
     positions: torch.Tensor
     mask: torch.Tensor
-    """(rows, 1, to, from): 0 where a token may look, minus infinity where it may not."""
+    """(rows, 1, to, from): 0 where a token may attend, minus infinity where it may not."""
     places: list[tuple[int, int]]
-    """For each sample the row it lies in, and where it begins there."""
+    """For each sample, its row and where it starts in that row."""
 
 
 def micro_batches(

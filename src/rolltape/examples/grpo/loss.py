@@ -17,9 +17,9 @@ class Clip:
     """The two numbers of the objective."""
 
     range: float
-    """How far the ratio of new to old probability counts."""
+    """How far the ratio of new to old probability may move from 1."""
     kl: float
-    """What drifting from the reference costs."""
+    """The weight of the penalty for drifting from the reference."""
 
 
 def log_probs(model: Any, micro: Micro, samples: Sequence[Sample]) -> list[torch.Tensor]:
@@ -27,19 +27,19 @@ def log_probs(model: Any, micro: Micro, samples: Sequence[Sample]) -> list[torch
     logits = model(
         input_ids=micro.tokens, position_ids=micro.positions, attention_mask=micro.mask
     ).logits.float()
-    # Each place predicts the token after it.
+    # Each position predicts the token after it.
     following = logits[:, :-1].log_softmax(-1).gather(-1, micro.tokens[:, 1:, None])[..., 0]
     places = zip(micro.rows, micro.places, strict=True)
     return [following[line, response_mask(samples[row], start)] for row, (line, start) in places]
 
 
 def response_mask(sample: Sample, start: int) -> slice:
-    """The places that predict the response, for a sample that begins at ``start`` of its row."""
+    """The positions that predict the response, for a sample that starts at ``start`` of its row."""
     return slice(start + sample.prompt - 1, start + len(sample.tokens) - 1)
 
 
 def advantages(rewards: np.ndarray, groups: Sequence[str]) -> np.ndarray:
-    """How much better each completion is than the others of its prompt, in standard deviations."""
+    """How much better each completion is than the average of its prompt, in standard deviations."""
     rewards = rewards.astype(np.float32)
     out = np.zeros_like(rewards)
     for group in dict.fromkeys(groups):

@@ -33,7 +33,7 @@ def make_model(seed: int, hidden: int = 64, layers: int = 2) -> Any:
         pad_token_id=0, eos_token_id=1, bos_token_id=None, attention_dropout=0.0,
     )  # fmt: skip
     model = Qwen2ForCausalLM(config)
-    model.config._attn_implementation = "eager"  # takes any mask, and adds up in one order
+    model.config._attn_implementation = "eager"  # takes any mask, and adds in a fixed order
     return model
 
 

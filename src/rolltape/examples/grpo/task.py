@@ -1,8 +1,8 @@
 """A string task that a model of a few thousand weights learns by reward alone: climb the alphabet.
 
 The prompt is a letter, and a right answer climbs from it, each letter later in the alphabet than the last:
-``d:`` → ``fgkmqt``. Every step up earns its share, so there is something to learn from at once; who leaps
-has no room left to climb, and stopping early or running on costs.
+``d:`` → ``fgkmqt``. Every step up earns a share, so there is something to learn from the start. A big jump
+leaves no room to climb, and stopping early or running on costs reward.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ ANSWER = 6
 
 
 def prompts(step: int, count: int, seed: int) -> list[str]:
-    """What is asked at a step: the same whenever and wherever it is asked for."""
+    """The prompts of a step; always the same for the same seed."""
     return [f"{letter}:" for letter in random.Random(f"{seed}/{step}").choices(LETTERS[:16], k=count)]
 
 
 def reward(prompt: str, response: str) -> float:
-    """The share of letters that climb, less what is too long.
+    """The share of letters that climb, minus a penalty for extra letters.
 
     >>> reward("d:", "fgkmqt"), reward("d:", "fgkaaa"), reward("d:", "")
     (1.0, 0.5, 0.0)

@@ -1,6 +1,6 @@
 """The training loop. Every stage of a step goes through the tape.
 
-What comes from the engine is replayed; what the trainer computes runs in every replay and is recorded,
+What comes from the engine is replayed. What the trainer computes runs live in every replay and is recorded,
 so that the two runs can be compared.
 """
 
@@ -47,13 +47,13 @@ class Options:
     dtype: str = "float32"
     """``float32``, or ``bfloat16`` for the forward pass."""
     state: bool = False
-    """Record the weights and the optimizer before every step, and in a replay begin each step from those
-    recorded: then a difference is one that the step itself makes, and none that it inherits."""
+    """Record the weights and the optimizer before every step, and in a replay start each step from the
+    recorded ones: then a difference comes from the step itself, not from an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step has to show."""
+    """The numbers to show for one step."""
 
     step: int
     reward: float
@@ -63,7 +63,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run ends with."""
+    """The result of a run."""
 
     steps: list[Step]
     weights: str
@@ -81,7 +81,7 @@ def train(
     model, reference = make_model(options.seed), make_model(options.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0)
     stages = Stages(tape, options, model, reference, world)
-    # A function, not an engine: where every rollout is on the tape, no engine is ever started.
+    # A function, not an engine: if every rollout is on the tape, no engine is ever started.
     engine = tape.engine(
         start_engine or (lambda: TransformersEngine(make_model(options.seed), make_tokenizer()))
     )
@@ -184,5 +184,5 @@ class Stages:
 
 
 def _ids(rollout: Rollout) -> dict[str, Any]:
-    """Who each sample is, so that runs can be compared sample by sample."""
+    """The identity of each sample, so that runs can be compared sample by sample."""
     return {"uid": rollout.uid, "index": rollout.index}

@@ -12,14 +12,14 @@ _T = TypeVar("_T")
 
 
 class World:
-    """What the processes of a run do together; a world of one does it alone."""
+    """What the processes of a run do together; works with a single process too."""
 
     def __init__(self) -> None:
         self.size = dist.get_world_size() if dist.is_initialized() else 1
         self.rank = dist.get_rank() if dist.is_initialized() else 0
 
     def from_first(self, make: Callable[[], _T]) -> _T:
-        """What the first process makes, in all of them."""
+        """The result of the first process, given to all of them."""
         box: list[Any] = [make() if self.rank == 0 else None]
         if self.size > 1:
             dist.broadcast_object_list(box, src=0)

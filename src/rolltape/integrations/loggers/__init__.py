@@ -1,4 +1,4 @@
-"""Metrics of trainers that only log: what goes to a logger goes on the tape too, floats exact.
+"""Metrics of trainers that use a logger: what is logged also goes on the tape, with exact floats.
 
     with capture(tape, "wandb"):            # also "tensorboard", "mlflow", "trackio"
         train()
@@ -9,7 +9,6 @@
 See docs/metrics.md.
 """
 
-from rolltape.integrations.loggers.capture import capture, through
-from rolltape.integrations.loggers.handler import TapeHandler
+from rolltape.integrations.loggers.capture import TapeHandler, capture, through
 
 __all__ = ["TapeHandler", "capture", "through"]

@@ -1,7 +1,7 @@
 """ROLL's Rollout Dump Mock on tapes: the same ``rollout_mock`` section, the same schedulers, no pickle.
 
-``install()`` turns it on for ROLL's own schedulers, in this process and in its Ray workers. A scheduler of
-your own takes ``RolloutMockMixin``, ``with_rollout_mock``, or both. This imports no ROLL, torch or Ray.
+``install()`` turns it on for ROLL's own schedulers, in this process and in its Ray workers. For your own
+scheduler use ``RolloutMockMixin``, ``with_rollout_mock``, or both. This imports no ROLL, torch or Ray.
 """
 
 from rolltape.integrations.roll import dataproto as _dataproto  # registers ROLL's DataProto

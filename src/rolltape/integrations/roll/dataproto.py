@@ -1,6 +1,6 @@
 """ROLL's ``DataProto`` on a tape: ``batch``, ``non_tensor_batch`` and ``meta_info``, exactly.
 
-Columns that lie in ROLL's transfer backend are fetched: a reference would mean nothing to a later run.
+Columns in ROLL's transfer backend are fetched: a reference would be useless in a later run.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ MODULE = "roll.distributed.scheduler.protocol"
 
 
 def to_parts(data: Any) -> dict[str, Any]:
-    """What a ``DataProto`` holds. The attributes themselves: the properties hand out proxies, or copies."""
+    """What a ``DataProto`` holds. Reads the attributes: the properties return proxies or copies."""
     fields = vars(data)
     batch = fields["_batch"] if "_batch" in fields else fields["batch"]
     plain = fields["_non_tensor_batch"] if "_non_tensor_batch" in fields else fields["non_tensor_batch"]
     remote = fields.get("_remote_batch")
     if remote is not None:
         batch, plain = batch.copy(), dict(plain)
-        for name in remote.keys():  # noqa: SIM118, it is no mapping
+        for name in remote.keys():  # noqa: SIM118, it is not a mapping
             column = remote[name]
             (plain if hasattr(column, "dtype") and column.dtype == object else batch)[name] = column
     return {"batch": batch, "non_tensor_batch": plain, "meta_info": data.meta_info}
 
 
 def from_parts(parts: dict[str, Any]) -> Any:
-    """The ``DataProto`` again, of the ROLL that runs here."""
+    """The ``DataProto`` again, as a class of the installed ROLL."""
     module = sys.modules.get(MODULE)
     try:
         found = module or importlib.import_module(MODULE)
     except ImportError:
         raise MissingDependencyError(
-            "the tape holds a DataProto of ROLL, and ROLL cannot be imported here",
+            "the tape holds a DataProto of ROLL, but ROLL cannot be imported",
             hint="set PYTHONPATH to a checkout of ROLL, or read its columns: recording.batch()",
         ) from None
     return found.DataProto(**parts)

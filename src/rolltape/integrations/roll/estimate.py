@@ -1,14 +1,14 @@
-"""How much disk the dumps of a run will take: guessed from the config, then from the first step. Pure."""
+"""How much disk space the dumps of a run need: estimated from the config, then from the first step. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rolltape.integrations.roll.config import field
+from rolltape.integrations.roll.mock_config import field
 
 BYTES_PER_TOKEN = 8
-"""A token id and one float each; the tape keeps no padding, and compresses what there is."""
+"""A token id and one float; the tape stores no padding, and compresses the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,9 @@ class Estimate:
     steps: int | None
     """How many steps will be dumped; None if the config does not say."""
     step_bytes: int | None
-    """What one step takes; None if not known yet."""
+    """The size of one step; None if not known yet."""
     measured: bool = False
-    """Whether ``step_bytes`` is the size of a real step."""
+    """Whether ``step_bytes`` was measured on a real step."""
 
     def after(self, size: int) -> Estimate:
         """The estimate, now that a step of ``size`` bytes has been written."""
@@ -28,7 +28,7 @@ class Estimate:
         return replace(self, step_bytes=largest, measured=True)
 
     def remaining(self, done: int) -> int | None:
-        """The bytes that are still to come after ``done`` steps; None if not known."""
+        """The bytes still to be written after ``done`` steps; None if not known."""
         if self.steps is None or self.step_bytes is None:
             return None
         return max(self.steps - done, 0) * self.step_bytes
@@ -54,7 +54,7 @@ def expected(config: Any, split: str, share: float = 1.0) -> Estimate:
 
 
 def shortage(estimate: Estimate, done: int, free: int) -> str | None:
-    """What to warn about: the steps to come do not fit. None if they do, or if nobody can tell."""
+    """A warning if the remaining steps do not fit. None if they do, or if it is unknown."""
     needed = estimate.remaining(done)
     if needed is None or estimate.steps is None or needed <= free:
         return None
@@ -62,14 +62,14 @@ def shortage(estimate: Estimate, done: int, free: int) -> str | None:
     fits = free // estimate.step_bytes if estimate.step_bytes else 0
     each = megabytes(estimate.step_bytes or 0)
     return (
-        f"the disk will not hold all dumps: {estimate.steps - done} more steps of {each} ({basis}) need "
-        f"{megabytes(needed)}, and {megabytes(free)} are free, enough for {fits} steps; "
+        f"the disk is too small for all dumps: {estimate.steps - done} more steps of {each} ({basis}) need "
+        f"{megabytes(needed)}, but {megabytes(free)} are free, enough for {fits} steps; "
         "free space, lower max_steps, or set rollout_mock.dump_dir to a larger disk"
     )
 
 
 def megabytes(size: int) -> str:
-    """A size as ROLL's log lines have it.
+    """A size in the form of ROLL's log lines.
 
     >>> megabytes(4_820_000)
     '4.82MB'

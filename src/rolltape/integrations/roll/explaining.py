@@ -1,11 +1,10 @@
-"""Why a mock step cannot be loaded: ROLL's three possible reasons, and the one that really applies."""
+"""Why a mock step cannot be loaded: ROLL's three possible reasons, and the one that applies."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from rolltape.tape import Tape
 from rolltape.tape.missing import ranges
 
 TITLE = "[Rollout Mock]"
+_DUMP_FIRST = "run with rollout_mock.mode: dump first, or correct rollout_mock.dump_dir"
 _PICKLE = re.compile(r"([^/]+)/step_([0-9]+)\.pkl")
 
 
@@ -31,17 +31,17 @@ def missing_step(tape: Tape, wanted: Key) -> StepMissingError:
 
 
 def missing_tape(error: TapeNotFoundError, directory: str) -> TapeNotFoundError:
-    """The error for a ``dump_dir`` without a tape, with what is there, or near it, instead."""
+    """The error for a ``dump_dir`` without a tape; says what is there, or nearby, instead."""
     if pickles := pickled(directory):
-        evidence = f"{len(pickles)} pickled dumps of ROLL are there, and no tape"
-        hint = f"bring them along: {import_command(directory)}"
+        evidence = f"the directory has {len(pickles)} pickled dumps of ROLL, but no tape"
+        hint = f"import them: {import_command(directory)}"
     elif near := _near(directory):
-        evidence = f"there is no tape there; tapes nearby: {', '.join(near)}"
+        evidence = f"the directory has no tape; tapes nearby: {', '.join(near)}"
         hint = "set rollout_mock.dump_dir to the one you dumped to"
     else:
         state = "is empty" if os.path.isdir(directory) else "does not exist"
         evidence = f"the directory {state} (working directory: {os.getcwd()})"
-        hint = "run with rollout_mock.mode: dump first, or correct rollout_mock.dump_dir"
+        hint = _DUMP_FIRST
     return TapeNotFoundError(
         f"{TITLE} there is nothing to mock: {error.what}\n  reason 2 applies: {evidence}",
         where=directory,
@@ -52,7 +52,7 @@ def missing_tape(error: TapeNotFoundError, directory: str) -> TapeNotFoundError:
 
 @dataclass(frozen=True, slots=True)
 class Pickled:
-    """A dump that ROLL itself has written."""
+    """A dump written by ROLL itself."""
 
     split: str
     step: int
@@ -65,7 +65,7 @@ def pickled(directory: str) -> list[Pickled]:
 
 
 def import_command(directory: str) -> str:
-    """What turns ROLL's own dumps into a tape at the same place, so that no config has to change."""
+    """The command that turns ROLL's own dumps into a tape in the same directory: no config has to change."""
     return f"rolltape import {shlex.quote(directory)} --to {shlex.quote(directory)}"
 
 
@@ -74,7 +74,7 @@ def _reasons(wanted: Key | None, directory: str) -> list[str]:
     mode = "" if wanted is None else f" (current: {wanted.split}, stage {wanted.stage})"
     return [
         f"{step} was run in dump mode" if wanted is None else f"{step} was not run in dump mode",
-        f"dump_dir is not the one that was dumped to: {directory}",
+        f"dump_dir is not the directory that was dumped to: {directory}",
         f"mode or domain mismatch{mode}",
     ]
 
@@ -82,42 +82,26 @@ def _reasons(wanted: Key | None, directory: str) -> list[str]:
 def _verdict(wanted: Key, there: list[Key]) -> tuple[int, str, str]:
     """Which reason applies, the evidence for it, and what to do."""
     if not there:
-        return (
-            2,
-            "the tape is empty",
-            "run with rollout_mock.mode: dump first, or correct rollout_mock.dump_dir",
-        )
+        return 2, "the tape is empty", _DUMP_FIRST
     same = sorted({key.step for key in there if (key.split, key.stage) == (wanted.split, wanted.stage)})
+    name, has = f"{wanted.split}/{wanted.stage}", f"has steps {ranges(same)}" if same else "has no steps"
     others = sorted({f"{key.split}/{key.stage}" for key in there if key.step == wanted.step})
     if others:
-        return (
-            3,
-            f"{', '.join(others)} has step {wanted.step}, {wanted.split}/{wanted.stage} {_has(same)}",
-            "use the scheduler mode (train or val) and the domains that were dumped",
-        )
+        hint = "use the same scheduler mode (train or val) and domains as in the dump"
+        return 3, f"{', '.join(others)} has step {wanted.step}, but {name} {has}", hint
     if not same:
         places = sorted({f"{key.split}/{key.stage}" for key in there})
-        return 3, f"{wanted.split}/{wanted.stage} has no steps at all; there are {', '.join(places)}", _AGAIN
-    return 1, f"{wanted.split}/{wanted.stage} {_has(same)}", _lower(wanted, same)
-
-
-_AGAIN = "dump once more with the same pipeline, or mock with the pipeline that was dumped"
-
-
-def _has(steps: Iterable[int]) -> str:
-    return f"has steps {ranges(steps)}" if steps else "has no steps at all"
-
-
-def _lower(wanted: Key, steps: list[int]) -> str:
-    if wanted.step > steps[-1]:
-        return (
-            f"lower max_steps to {steps[-1] + 1}, or dump further: max_steps of the dump must not be smaller"
-        )
-    return f"dump step {wanted.step} first, or start from a step that was dumped"
+        hint = "dump again with the same pipeline, or mock with the pipeline that was dumped"
+        return 3, f"{name} {has}; the tape has {', '.join(places)}", hint
+    if wanted.step > same[-1]:
+        hint = f"lower max_steps to {same[-1] + 1}, or dump more steps: the dump needs at least as many"
+    else:
+        hint = f"dump step {wanted.step} first, or start from a step that was dumped"
+    return 1, f"{name} {has}", hint
 
 
 def _near(directory: str) -> list[str]:
-    """Tapes in the directory itself and beside it."""
+    """Tapes in the directory itself and next to it."""
     folders = [Path(directory), Path(directory).parent]
     found = [path.parent for folder in folders if folder.is_dir() for path in folder.glob("*/tape.json")]
     return sorted(map(str, found))[:5]

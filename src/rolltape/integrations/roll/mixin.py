@@ -1,4 +1,4 @@
-"""What a scheduler takes to be dumped and mocked: ROLL's mixin with ROLL's names, or one decorator."""
+"""What a scheduler needs for dump and mock: ROLL's mixin with ROLL's names, or one decorator."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from rolltape.errors import ConfigError, MismatchError, TapeNotFoundError
-from rolltape.integrations.roll.config import field, fingerprint, stage_name, tape_options
 from rolltape.integrations.roll.estimate import expected
 from rolltape.integrations.roll.explaining import TITLE, missing_tape
 from rolltape.integrations.roll.mock import Inputs, RolloutMock, announce, current_run
+from rolltape.integrations.roll.mock_config import field, fingerprint, stage_name, tape_options
 from rolltape.policy import Mode
 from rolltape.settings import resolve
 from rolltape.storage import LocalStorage
@@ -30,7 +30,7 @@ _TAPE, _MOCK = "_rolltape_tape", "_rolltape_mock"
 class RolloutMockMixin:
     """Dump and mock for a scheduler that has ``config`` or ``pipeline_config``, and ``mode`` or ``is_val``.
 
-    A drop-in for the mixin of the same name in ROLL: call ``_init_rollout_mock()`` in ``__init__``, then
+    Replaces ROLL's mixin of the same name: call ``_init_rollout_mock()`` in ``__init__``, then
     either put ``@with_rollout_mock`` on ``get_batch`` or call the methods below from it.
     """
 
@@ -45,11 +45,11 @@ class RolloutMockMixin:
         return scheduler_mode(self)
 
     def _get_mock_stage(self) -> str:
-        """Where this scheduler's steps are dumped below its mode: ``rollout``, or one stage per domain."""
+        """The stage for this scheduler's steps: ``rollout``, or one stage per domain."""
         return scheduler_stage(self)
 
     def _init_rollout_mock(self) -> None:
-        """Open the tape, if the config asks for one; says what is wrong with it now and not at some step."""
+        """Open the tape, if the config asks for one, so that problems show now and not at a later step."""
         self.mock_config = field(scheduler_config(self), "rollout_mock")
         tape_of(self)
 
@@ -80,19 +80,19 @@ class RolloutMockMixin:
         await _required(self).get_async(global_step, None, given)
 
     async def _load_mock_batch(self, global_step: int) -> Any:
-        """The recorded batch of a step; a ``FileNotFoundError`` that says why if there is none."""
+        """The recorded batch of a step; if there is none, raises ``FileNotFoundError``, which says why."""
 
         async def never() -> Any:
-            raise ConfigError(f"{TITLE} step {global_step} is not loaded in this mode", hint="set mode: mock")
+            raise ConfigError(f"{TITLE} this mode does not load step {global_step}", hint="set mode: mock")
 
         return await _required(self).get_async(global_step, None, never)
 
 
 def with_rollout_mock(get_batch: Callable[..., Any]) -> Callable[..., Any]:
-    """Make ``get_batch``, sync or async, dump what it returns or load it instead, as the config says.
+    """Make ``get_batch``, sync or async, dump its result or load it, depending on the config.
 
-    The step is its ``global_step``, or that of ``data.meta_info``. What was asked for, ``batch_size`` and
-    the generation config, is recorded too, and compared in mock mode.
+    The step is its ``global_step``, or that of ``data.meta_info``. The request, ``batch_size`` and
+    generation config, is recorded too, and compared in mock mode.
     """
     if getattr(get_batch, _MARK, False):
         return get_batch
@@ -120,12 +120,11 @@ def with_rollout_mock(get_batch: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mock_of(scheduler: Any) -> RolloutMock | None:
-    """What the tape does for a scheduler, from its first step on; None if the config asks for none."""
+    """The mock of a scheduler, created at its first step; None if the config asks for none."""
     if _MOCK not in vars(scheduler):
         tape = tape_of(scheduler)
         setattr(scheduler, _MOCK, None if tape is None else _mock(scheduler, tape))
-    mock: RolloutMock | None = vars(scheduler)[_MOCK]
-    return mock
+    return vars(scheduler)[_MOCK]  # type: ignore[no-any-return]
 
 
 def tape_of(scheduler: Any) -> Tape | None:
@@ -134,11 +133,11 @@ def tape_of(scheduler: Any) -> Tape | None:
         config = scheduler_config(scheduler)
         options = tape_options(config)
         tape = None if options is None else _open_tape(options, fingerprint(config))
-        setattr(scheduler, _TAPE, None if tape is None or tape.is_off else tape)
-        if vars(scheduler)[_TAPE] is not None:
-            announce(vars(scheduler)[_TAPE], scheduler_mode(scheduler))
-    found: Tape | None = vars(scheduler)[_TAPE]
-    return found
+        tape = None if tape is None or tape.is_off else tape
+        setattr(scheduler, _TAPE, tape)
+        if tape is not None:
+            announce(tape, scheduler_mode(scheduler))
+    return vars(scheduler)[_TAPE]  # type: ignore[no-any-return]
 
 
 def scheduler_config(scheduler: Any) -> Any:
@@ -152,11 +151,11 @@ def scheduler_mode(scheduler: Any) -> str:
         return str(scheduler.mode)
     if hasattr(scheduler, "is_val"):
         return "val" if scheduler.is_val else "train"
-    raise AttributeError(f"{type(scheduler).__name__} must have either a `mode` or an `is_val`")
+    raise AttributeError(f"{type(scheduler).__name__} must have an attribute `mode` or `is_val`")
 
 
 def scheduler_stage(scheduler: Any) -> str:
-    """The stage of a scheduler: those that have reward clusters serve the domains these are named after."""
+    """The stage of a scheduler: its reward clusters, if any, are named after the domains it serves."""
     return stage_name(scheduler_config(scheduler), list(getattr(scheduler, "reward_clusters", None) or ()))
 
 
@@ -168,7 +167,7 @@ def _required(scheduler: Any) -> RolloutMock:
 
 
 def _mock(scheduler: Any, tape: Tape) -> RolloutMock:
-    """Made at the first step: ROLL's scheduler opens the tape before it knows its domains."""
+    """Created at the first step: ROLL's scheduler opens the tape before it knows its domains."""
     config, split = scheduler_config(scheduler), scheduler_mode(scheduler)
     stage = getattr(scheduler, "_get_mock_stage", lambda: scheduler_stage(scheduler))()
     mock = RolloutMock(tape, split, stage, expected(config, split, _share(config, stage, scheduler)))
@@ -179,8 +178,10 @@ def _mock(scheduler: Any, tape: Tape) -> RolloutMock:
 def _open_tape(options: dict[str, Any], parts: dict[str, Any]) -> Tape:
     settings = resolve({}, os.environ, options)
     parts = {**parts, **settings.fingerprint}
-    if parts and settings.mode in (Mode.REPLAY, Mode.AUTO) and _is_silent(settings.dir or "."):
-        log.warning("%s the tape says nothing about its run; not compared: %s", TITLE, ", ".join(parts))
+    compared = parts and settings.mode in (Mode.REPLAY, Mode.AUTO)
+    manifest = read_manifest(LocalStorage(settings.dir or ".")) if compared else None
+    if manifest is not None and not manifest.fingerprint:  # such as one imported from ROLL's dumps
+        log.warning("%s the tape has no fingerprint; not compared: %s", TITLE, ", ".join(parts))
         parts = {}
     try:
         return Tape(settings=replace(settings, fingerprint=parts))
@@ -188,14 +189,8 @@ def _open_tape(options: dict[str, Any], parts: dict[str, Any]) -> Tape:
         raise missing_tape(error, str(error.where)) from None
     except MismatchError as error:
         if settings.mode is Mode.RECORD:
-            error.hint = "dump to another rollout_mock.dump_dir, or remove this one: it holds another run"
+            error.hint = "dump to another rollout_mock.dump_dir, or remove this one: it has another run"
         raise
-
-
-def _is_silent(directory: str) -> bool:
-    """Whether there is a tape without a fingerprint, as those are that were imported from ROLL's dumps."""
-    manifest = read_manifest(LocalStorage(directory))
-    return manifest is not None and not manifest.fingerprint
 
 
 def _share(config: Any, stage: str, scheduler: Any) -> float:
@@ -212,8 +207,8 @@ def _asked_for(bound: inspect.BoundArguments) -> tuple[int, Inputs]:
     step = bound.arguments.get("global_step", meta.get("global_step"))
     if step is None:
         raise ConfigError(
-            f"{TITLE} get_batch was not told its step",
-            hint='pass global_step, or data whose meta_info has a "global_step"',
+            f"{TITLE} get_batch was called without a step",
+            hint='pass global_step, or data with "global_step" in its meta_info',
         )
     inputs = {
         "batch_size": bound.arguments.get("batch_size"),

@@ -27,24 +27,24 @@ _NOTHING = object()
 
 
 class Run:
-    """One call of ``get_batch``, while it lasts."""
+    """One running call of ``get_batch``."""
 
     def __init__(self, live: Callable[[], Any], refuse: Callable[[], None]) -> None:
         self._live = live
         self._refuse = refuse
         self.ran = False
         self.noted: Any = _NOTHING
-        """What the scheduler itself gave away to be dumped: whole, where its result may be a reference."""
+        """The batch that the scheduler passed to be dumped: complete, while its result may be a reference."""
         self.result: Any = None
 
     def sync(self) -> Any:
-        """Run live; returns what is to be recorded."""
+        """Run live; return what to record."""
         with self._running():
             self.result = self._live()
         return self._recorded()
 
     async def asynchronous(self) -> Any:
-        """Run live; returns what is to be recorded."""
+        """Run live; return what to record."""
         with self._running():
             self.result = await self._live()
         return self._recorded()
@@ -68,7 +68,7 @@ _current: ContextVar[Run | None] = ContextVar("rolltape_roll_run", default=None)
 
 
 def current_run() -> Run | None:
-    """The live ``get_batch`` that the calling code is inside of."""
+    """The live ``get_batch`` that the caller runs inside, if any."""
     return _current.get()
 
 
@@ -93,7 +93,7 @@ class RolloutMock:
         self._at_first = frozenset(recording.key.step for recording in tape.recordings(split, stage))
 
     def look_ahead(self, max_steps: int) -> None:
-        """Say what will go wrong later, before the first step."""
+        """Warn before the first step about what will fail later."""
         if self.saves():
             self._warn_of_shortage()
         elif self.split == "train" and self._at_first and max_steps > max(self._at_first) + 1:
@@ -101,7 +101,7 @@ class RolloutMock:
             log.warning("%s max_steps is %d, but the recorded steps are %s", TITLE, max_steps, found)
 
     def loads(self, step: int) -> bool:
-        """Whether this step comes from the tape, or should and does not."""
+        """Whether this step comes from the tape, or should but is missing."""
         plan = self.tape.plan(step, self.stage, self.split)
         return plan.plays or plan.error is StepMissingError
 
@@ -130,7 +130,7 @@ class RolloutMock:
         self._calls[step] += 1
         key = Key(split=self.split, stage=self.stage, step=step, call=f"call-{number}" if number else 0)
         if number and self.loads(step) and not self._holds(key):
-            log.warning("%s step %d was dumped once and is loaded again", TITLE, step)
+            log.warning("%s step %d was dumped only once and is loaded again", TITLE, step)
             key = replace(key, call=0)
         return key, Run(live, lambda: self._refuse_another_writer(key))
 
@@ -142,11 +142,11 @@ class RolloutMock:
         return self.tape.step(key.step, split=key.split, key=name)
 
     def _declared(self, function: Callable[..., Any], key: Key, inputs: Inputs | None) -> Callable[..., Any]:
-        """The stage, with inputs where there are any to compare: imported dumps of ROLL have none."""
+        """The stage, with inputs if there are any to compare: imported dumps of ROLL have none."""
         compared = inputs is not None
         if compared and self.loads(key.step):
             recording = self._recording(key)
-            compared = recording is None or "inputs" in recording.about
+            compared = recording is None or recording.about.inputs is not None
         names = list(inputs or ()) if compared else False
         return self.tape.stage(self.stage, inputs=names)(function)
 
@@ -157,10 +157,10 @@ class RolloutMock:
         if self.tape.plan(key.step, key.stage, key.split).action is not Action.REWRITE:
             return
         raise StepExistsError(
-            f"{TITLE} another scheduler of this run has dumped step {key.step} to the same place",
+            f"{TITLE} another scheduler of this run has dumped step {key.step} to the same file",
             where=f"{self.tape.dir}/{key.path}",
-            causes=["two schedulers have the same mode and serve no domain of their own"],
-            hint="give each a stage of its own: override _get_mock_stage() in the scheduler",
+            causes=["two schedulers have the same mode and do not serve separate domains"],
+            hint="give each its own stage: override _get_mock_stage() in the scheduler",
         )
 
     @contextlib.contextmanager
@@ -182,7 +182,7 @@ class RolloutMock:
             return value
         with self._explaining(key, run):
             self.tape.flush()
-        if (recording := self._recording(key)) is not None:  # else it was not to be saved, or was lost
+        if (recording := self._recording(key)) is not None:  # else it was not saved, or was lost
             size = f"size={megabytes(recording.size)}"
             log.info("%s Dumped step %d: %s", TITLE, key.step, _shown(recording, size))
             self._dumped.add(key.step)
@@ -197,11 +197,9 @@ class RolloutMock:
             return self.tape.recording(key.step, key.stage, key.split, key.call)
         return None
 
-    def _free(self) -> int:
-        return shutil.disk_usage(str(self.tape.dir)).free
-
     def _warn_of_shortage(self) -> None:
-        if message := shortage(self._estimate, len(self._dumped), self._free()):
+        free = shutil.disk_usage(str(self.tape.dir)).free
+        if message := shortage(self._estimate, len(self._dumped), free):
             log.warning("%s %s", TITLE, message)
 
     def _disk_full(self, key: Key, error: DiskFullError) -> DiskFullError:
@@ -217,18 +215,18 @@ class RolloutMock:
 
 
 def announce(tape: Tape, split: str) -> None:
-    """Say what a scheduler's tape is for, and which older dumps it does not use."""
+    """Log what a scheduler's tape does, and which older dumps it does not use."""
     mode = {"record": "dump", "replay": "mock"}.get(str(tape.settings.mode), tape.settings.mode)
     log.info("%s Rollout Mock enabled: mode=%s, dir=%s, scheduler_mode=%s", TITLE, mode, tape.dir, split)
     there = {(recording.key.split, recording.key.step) for recording in tape.recordings()}
     pickles = [dump for dump in pickled(str(tape.dir)) if (dump.split, dump.step) not in there]
     if pickles:
         command = import_command(str(tape.dir))
-        log.warning("%s %d pickled dumps are not used; to use them: %s", TITLE, len(pickles), command)
+        log.warning("%s %d pickled dumps are not used; to use them, run: %s", TITLE, len(pickles), command)
 
 
 def _shown(recording: Recording | None, *more: str) -> str:
-    """A recording as ROLL's log lines have it."""
+    """A recording in the form of ROLL's log lines."""
     if recording is None:  # another step was substituted, which the tape has logged
         return "from another step"
     return f"{recording.where} ({', '.join([f'samples={recording.samples}', *more])})"

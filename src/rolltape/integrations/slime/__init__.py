@@ -2,9 +2,9 @@
 
     --rollout-function-path rolltape.integrations.slime.generate_rollout
 
-miles, which has grown out of slime, has ``rolltape.integrations.miles.RolloutFn``. See docs/slime.md.
+For miles, a fork of slime, use ``rolltape.integrations.miles.RolloutFn``. See docs/slime.md.
 """
 
-from rolltape.integrations.slime.rollout import generate_rollout
+from rolltape.integrations.slime.rollout_function import generate_rollout
 
 __all__ = ["generate_rollout"]

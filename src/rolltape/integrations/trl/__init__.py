@@ -2,10 +2,10 @@
 
     from rolltape.integrations.trl import instrument
 
-    instrument(trainer, tape)          # a trainer that is built; without a tape: the one ROLLTAPE_* names
-    install(tape)                      # or, before: every trainer that is built from now on
+    instrument(trainer, tape)          # an existing trainer; without a tape: the one ROLLTAPE_* names
+    install(tape)                      # or every trainer that is created from now on
 
-Without a change to the script: ``python -m rolltape.integrations.trl train.py``. See docs/trl.md.
+Without changing the script: ``python -m rolltape.integrations.trl train.py``. See docs/trl.md.
 """
 
 from rolltape.integrations.trl.install import install, uninstall

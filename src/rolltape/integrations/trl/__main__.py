@@ -20,17 +20,15 @@ log = logging.getLogger("rolltape")
 
 
 def main(arguments: list[str]) -> None:
-    """Run a script, or a module after ``-m``, as Python itself would."""
+    """Run a script, or a module after ``-m``, like Python itself."""
     if arguments[:1] in ([], ["-h"], ["--help"], ["-m"]) and len(arguments) < 2:
-        sys.exit(f"{__doc__}\nA script, or -m and a module, is missing.")
+        sys.exit(f"{__doc__}\nGive a script, or -m and a module.")
     log.setLevel(logging.INFO if log.level == logging.NOTSET else log.level)
     if not log.hasHandlers():
         log.addHandler(logging.StreamHandler())
     try:
         if resolve({}, os.environ).dir is None:
-            log.warning(
-                "rolltape: no tape is named; set ROLLTAPE_DIR and ROLLTAPE_MODE, or use: rolltape run"
-            )
+            log.warning("rolltape: no tape is set; set ROLLTAPE_DIR and ROLLTAPE_MODE, or use: rolltape run")
     except RolltapeError as error:
         sys.exit(f"error: {error}")
     install()

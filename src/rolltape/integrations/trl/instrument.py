@@ -1,45 +1,164 @@
-"""Puts one trainer on a tape: generation becomes a stage, rewards too, and what it logs is kept."""
+"""Puts one trainer on a tape: generation and rewards become stages, and its metrics are recorded."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rolltape.errors import ConfigError
-from rolltape.integrations.trl.stages import Stages
+from rolltape.integrations.position import Positions
+from rolltape.integrations.releases import has, is_too_old, unsupported
 from rolltape.settings import resolve
 from rolltape.tape import Tape
 
 log = logging.getLogger("rolltape")
 
+Live = Callable[[], Any]
+
+NEEDS = ("_generate_single_turn(prompt_ids, ...)", "callback_handler.callbacks", "state.global_step")
+"""What is replaced or asked of a trainer; TRL before 0.29 passed prompts to this method, not tokens."""
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length")
+
+
+class Stages:
+    """What replaces the methods of one trainer."""
+
+    def __init__(self, trainer: Any, tape: Tape) -> None:
+        self._trainer = trainer
+        self._tape = tape
+        self._positions = Positions(tape)
+        self._gives_pair = not any(base.__name__ == "RLOOTrainer" for base in type(trainer).__mro__)
+        """RLOO's generation returns tokens; GRPO's returns a pair of tokens and log-probs."""
+
+    def put_in(self) -> None:
+        """Replace the methods of the trainer, and record its metrics."""
+        trainer = self._trainer
+        if getattr(trainer, "rollout_func", None) is not None:
+            trainer.rollout_func = self._around_rollout_func(trainer.rollout_func)
+        else:
+            trainer._generate_single_turn = self._around_single_turn(trainer._generate_single_turn)
+        if hasattr(trainer, "_calculate_rewards"):
+            trainer._calculate_rewards = self._around_rewards(trainer._calculate_rewards)
+        # Before all other callbacks: some of them remove values from the logs.
+        trainer.callback_handler.callbacks.insert(0, tape_callback(self._tape))
+
+    def _around_single_turn(self, live: Callable[..., Any]) -> Callable[..., Any]:
+        decode = self._trainer.processing_class.batch_decode
+
+        def rollout(prompt_ids: Sequence[Any], sampling: dict[str, Any], live: Live) -> dict[str, Any]:
+            found = live()
+            completion_ids, logprobs = found if self._gives_pair else (found, None)
+            return {
+                "prompt_ids": prompt_ids,
+                "completion_ids": completion_ids,
+                "logprobs": logprobs,
+                "prompt_text": decode(prompt_ids),
+                "completion_text": decode(completion_ids, skip_special_tokens=True),
+            }
+
+        stage = self._tape.stage("rollout", inputs=["prompt_ids", "sampling"])(rollout)
+
+        def generate(prompt_ids: Sequence[Any], *args: Any, **named: Any) -> Any:
+            run = self._position().run
+            found = run(stage, prompt_ids, self._sampling(), lambda: live(prompt_ids, *args, **named))
+            tokens = found["completion_ids"]
+            return (tokens, found["logprobs"]) if self._gives_pair else tokens
+
+        return generate
+
+    def _around_rollout_func(self, live: Callable[..., Any]) -> Callable[..., Any]:
+        def rollout(prompts: Sequence[Any], sampling: dict[str, Any], live: Live) -> Any:
+            return live()
+
+        stage = self._tape.stage("rollout", inputs=["prompts", "sampling"])(rollout)
+
+        def generate(prompts: Sequence[Any], trainer: Any) -> Any:
+            # A function may change its arguments, so the inputs are copied before it runs.
+            return self._position().run(stage, prompts, self._sampling(), lambda: live(prompts, trainer))
+
+        return generate
+
+    def _around_rewards(self, live: Callable[..., Any]) -> Callable[..., Any]:
+        def reward(live: Live) -> dict[str, Any]:
+            return {"rewards": live()}
+
+        stage = self._tape.stage("reward", replay=False)(reward)
+
+        def rewards(*args: Any, **named: Any) -> Any:
+            return self._position().run(stage, lambda: live(*args, **named))["rewards"]
+
+        return rewards
+
+    def _position(self) -> Any:
+        split = "train" if self._trainer.model.training else "val"
+        return self._positions.at(self._trainer.state.global_step, split)
+
+    def _sampling(self) -> dict[str, Any]:
+        trainer = self._trainer
+        found = {name: getattr(trainer, name) for name in SAMPLING if hasattr(trainer, name)}
+        number = "num_generations" if trainer.model.training else "num_generations_eval"
+        found["num_generations"] = getattr(trainer, number, None)
+        found["generation_kwargs"] = trainer.args.generation_kwargs
+        return found
+
+
+def tape_callback(tape: Tape) -> Any:
+    """Records metrics, and makes sure that a checkpoint is never ahead of the tape.
+
+    Transformers is imported here: a script may set variables for it before it imports TRL.
+    """
+    from transformers import TrainerCallback
+
+    class TapeCallback(TrainerCallback):  # type: ignore[misc]
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+            if logs and any(name.startswith("eval_") for name in logs):
+                tape.log(logs, step=state.global_step, split="val")
+            elif logs:  # training metrics belong to the step that has just been counted
+                tape.log(logs, step=max(state.global_step - 1, 0))
+
+        def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            tape.flush()  # a run that continues from this checkpoint finds all earlier steps on the tape
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            tape.flush()  # report write errors now, and not when the process ends
+
+    return TapeCallback()
+
+
 _MARK = "_rolltape"
 
 
 def instrument(trainer: Any, tape: Tape | None = None) -> Tape:
-    """Record or replay what a ``GRPOTrainer`` or ``RLOOTrainer`` generates; returns the tape it is on.
+    """Record or replay what a ``GRPOTrainer`` or ``RLOOTrainer`` generates; returns its tape.
 
-    Without ``tape`` it is the one that ``ROLLTAPE_*`` variables name, or none. Where several processes train,
-    each is on its own shard: a tape that states no ``world_size`` is opened again as the shard of this one.
+    Without ``tape`` it uses the one that ``ROLLTAPE_*`` variables name, or none. If several processes train,
+    each has its own shard: a tape without ``world_size`` is opened again as the shard of this process.
     """
     known: Tape | None = getattr(trainer, _MARK, None)
     if known is not None:
         if tape is None:
             return known
         raise ConfigError(
-            "the trainer is on a tape already",
+            "the trainer is already on a tape",
             where=known.dir,
-            causes=["instrument was called twice", "it was built after install(), or by a script run with "
+            causes=["instrument was called twice", "it was created after install(), or by a script run with "
                     "python -m rolltape.integrations.trl"],
-            hint="keep one of them",
+            hint="use only one of them",
         )  # fmt: skip
     if not hasattr(trainer, "_generate_single_turn"):
         raise ConfigError(
-            f"{type(trainer).__name__} has no generation that is known here",
+            f"{type(trainer).__name__} is not supported: its generation method is unknown",
             causes=["it is neither a GRPOTrainer nor an RLOOTrainer", "a version of TRL older than 1.0"],
-            hint='pip install "rolltape[trl]", or declare a stage of your own: see docs/tape.md',
+            hint='pip install "rolltape[trl]", or declare your own stage: see docs/tape.md',
         )
+    missing = [need for need in NEEDS if not has(trainer, need)]
+    if missing:
+        raise unsupported("trl", f"has no {type(trainer).__name__}.{', '.join(missing)}")
+    if is_too_old("trl"):
+        raise unsupported("trl", "does not return from generation what later releases do")
     tape = _opened(trainer) if tape is None else _shard(tape, trainer)
     if tape.is_off:
         return tape
@@ -50,7 +169,7 @@ def instrument(trainer: Any, tape: Tape | None = None) -> Tape:
 
 
 def _opened(trainer: Any) -> Tape:
-    """The tape that the environment names, with what is known here of the run."""
+    """The tape that the environment names, with the fingerprint of this run."""
     rank, world_size = _processes(trainer)
     config = getattr(trainer.model, "config", None)
     said = {"model": str(getattr(config, "_name_or_path", "")), "seed": trainer.args.seed}
@@ -64,9 +183,9 @@ def _shard(tape: Tape, trainer: Any) -> Tape:
         return tape
     if own.world_size != 1:
         raise ConfigError(
-            f"the tape is shard {own.rank} of {own.world_size}, and this process is {rank} of {world_size}",
+            f"the tape is shard {own.rank} of {own.world_size}, but this process is {rank} of {world_size}",
             where=tape.dir,
-            hint="leave rank and world_size away: the trainer knows them",
+            hint="omit rank and world_size: the trainer knows them",
         )
     return Tape(settings=replace(own, dir=tape.dir, rank=rank, world_size=world_size))
 

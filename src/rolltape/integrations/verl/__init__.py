@@ -1,8 +1,8 @@
-"""verl on tapes: its RolloutSkip and SkipManager keep their names and settings; underneath is a tape.
+"""verl on tapes: RolloutSkip and SkipManager keep their names and settings, but use a tape.
 
     from rolltape.integrations.verl import RolloutSkip, SkipAction, read_dumped_data
 
-Importing this package costs nothing: verl loads its plugin in every process. See docs/verl.md.
+Importing this package is cheap, since verl loads its plugin in every process. See docs/verl.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """verl's own types on a tape: ``DataProto`` and TransferQueue's ``KVBatchMeta``.
 
-Importing this imports neither; a value of such a type brings its library along, and reading one asks for it.
+Importing this module imports neither library; reading a value of such a type does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _data_proto(parts: dict[str, Any]) -> Any:
         from verl.protocol import DataProto
     except ImportError:
         raise MissingDependencyError(
-            "the tape holds a verl DataProto and verl is not installed here",
+            "the tape holds a DataProto of verl, but verl is not installed",
             hint='pip install "rolltape[verl]", or read columns: tape.recording(STEP).batch([...])',
         ) from None
     return DataProto(**parts)
@@ -33,7 +33,7 @@ def _kv_batch_meta(parts: dict[str, Any]) -> Any:
         from transfer_queue import KVBatchMeta
     except ImportError:
         raise MissingDependencyError(
-            "the tape holds a KVBatchMeta and TransferQueue is not installed here",
+            "the tape holds a KVBatchMeta, but TransferQueue is not installed",
             hint="pip install TransferQueue",
         ) from None
     return KVBatchMeta(**parts)

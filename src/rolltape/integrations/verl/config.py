@@ -1,6 +1,6 @@
-"""What a verl configuration says, whatever it is made of: OmegaConf, dicts, dataclasses. Pure.
+"""Reads a verl configuration made of OmegaConf, dicts or dataclasses. Pure.
 
-Knows where verl keeps things; knows nothing of tapes that are open.
+Knows verl's keys; does not use open tapes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TAPE_PREFIX = "tape:"
 
 
 def pick(config: Any, path: str, default: Any = None) -> Any:
-    """The value at a dotted path, or ``default`` where it is absent or empty.
+    """The value at a dotted path, or ``default`` if it is missing or empty.
 
     >>> pick({"data": {"seed": 1}}, "data.seed"), pick({}, "data.seed", 7)
     (1, 7)
@@ -33,7 +33,7 @@ def pick(config: Any, path: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What verl names a directory of dumps after."""
+    """The values in the name of verl's dump directory."""
 
     experiment: str
     project: str
@@ -42,6 +42,8 @@ class Run:
     n: int
     prompt_length: int
     response_length: int
+    dump_names: tuple[str, str] = ("", "")
+    """The experiment and the project where RolloutSkip V1 looked for them."""
 
     @classmethod
     def of(cls, config: Any) -> Run:
@@ -55,19 +57,28 @@ class Run:
             n=int(pick(config, "actor_rollout_ref.rollout.n", 0)),
             prompt_length=int(pick(config, "data.max_prompt_length", 0)),
             response_length=int(pick(config, "data.max_response_length", 0)),
+            dump_names=(
+                str(pick(config, "data.experiment_name", "")),
+                str(pick(config, "data.project_name", "")),
+            ),
         )
 
     @property
     def v1_folder(self) -> str:
-        """As the documentation of RolloutSkip V1 has it."""
+        """The folder name of RolloutSkip V1, as documented."""
         return (
             f"{self.experiment}_{self.project}"
             f"_TrainGBS{self.train_batch}__InferGBS{self.gen_batch}__N{self.n}"
         )
 
     @property
+    def v1_file(self) -> str:
+        """The name of the one dump that RolloutSkip V1 of verl 0.6 and 0.7 writes."""
+        return f"{self.dump_names[0]}_{self.dump_names[1]}_GBS{self.gen_batch}__N{self.n}"
+
+    @property
     def folder(self) -> str:
-        """As RolloutSkip V2 and SkipManager have it."""
+        """The folder name of RolloutSkip V2 and SkipManager."""
         lengths = f"in{self.prompt_length}_out{self.response_length}"
         return f"{self.experiment}_{self.project}/GBS{self.gen_batch}_N{self.n}_{lengths}"
 
@@ -77,7 +88,7 @@ def _name(config: Any, key: str) -> str:
 
 
 def fingerprint(config: Any) -> dict[str, Any]:
-    """What must be the same for responses of one run to be those of another, in named parts."""
+    """What must match for two runs to have the same responses, in named parts."""
     rollout = {
         key: pick(config, f"actor_rollout_ref.rollout.{key}") for key in ("temperature", "top_p", "top_k")
     }
@@ -94,8 +105,27 @@ def fingerprint(config: Any) -> dict[str, Any]:
     }
 
 
+def unseeded(config: Any) -> list[str]:
+    """The switches that are off and without which weights begin at random: a critic's value head does.
+
+    >>> unseeded({"algorithm": {"adv_estimator": "gae"}, "critic": {"fsdp": {"full_determinism": False}}})
+    ['critic.fsdp.full_determinism']
+    """
+    wanted = pick(config, "critic.enable")
+    if not (pick(config, "algorithm.adv_estimator") == "gae" if wanted is None else wanted):
+        return []
+    found: list[str] = []
+    for part in ("critic", "actor_rollout_ref.actor"):
+        section = plain(pick(config, part)) or {}
+        engines = [name for name, engine in section.items() if pick(engine, "full_determinism") is not None]
+        found += [
+            f"{part}.{name}.full_determinism" for name in engines if not section[name]["full_determinism"]
+        ]
+    return found
+
+
 def reward_fingerprint(config: Any) -> dict[str, Any]:
-    """Which rewards the responses were given: the function's source, the manager, the model."""
+    """What determines the rewards: the function's source, the manager, the model."""
     function = pick(config, "reward.custom_reward_function") or pick(config, "custom_reward_function")
     path = pick(function, "path") if function is not None else None
     keys = ("reward.reward_manager", "reward.reward_model.enable", "reward.reward_model.model_path")
@@ -113,7 +143,7 @@ def _digest(path: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Configuration nodes as the JSON they stand for."""
+    """Configuration nodes as plain JSON values."""
     if isinstance(value, Mapping) or (hasattr(value, "items") and hasattr(value, "keys")):
         return {str(key): plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, (str, int, float, bool)) or value is None:

@@ -1,4 +1,4 @@
-"""Pickled dumps of verl's own skip: noticed and named, never opened."""
+"""Finds pickled dumps of verl's own skip and reports them; never opens them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,28 @@ def find_dumps(folder: str) -> list[Path]:
 
 
 def notice_dumps(folder: str) -> None:
-    """Say that dumps lie where the tape is, and how to bring them along."""
+    """Report pickled dumps in the directory of the tape, and how to import them."""
     if Path(folder).is_file():
         raise NotATapeError(
-            "where the tape should be lies a file, probably a pickled dump of RolloutSkip V1",
+            "a tape must be a directory, but this is a file, probably a pickled dump of RolloutSkip V1",
             where=folder,
             hint=f"mv {folder} {folder}.dump && rolltape import {folder}.dump --to {folder}",
         )
     found = find_dumps(folder)
     if found:
         log.warning(
-            "%s holds pickled dumps of verl (%d steps, %s to %s), which are not replayed as they are; "
-            "bring them along with: rolltape import %s --to %s",
+            "%s has pickled dumps of verl (%d steps, %s to %s), which cannot be replayed directly; "
+            "import them with: rolltape import %s --to %s",
             folder, len(found), found[0].name, found[-1].name, folder, folder,
+        )  # fmt: skip
+
+
+def notice_old_dump(file: str, tape: str) -> None:
+    """Report the one pickled dump that RolloutSkip V1 left beside the tape, and how to import it."""
+    path = Path(file).expanduser()
+    if path.is_file():
+        log.warning(
+            "%s is a pickled dump of verl's RolloutSkip, which cannot be replayed directly; "
+            "import it with: rolltape import %s --to %s",
+            path, path, tape,
         )  # fmt: skip

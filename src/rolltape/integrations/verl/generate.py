@@ -1,7 +1,7 @@
 """``generate_sequences`` as a stage: DataProto in, DataProto out, sync or async.
 
-Used for verl's V0 trainer (role ``rollout``), its fully asynchronous one (``async_rollout``) and whatever
-else is decorated with ``SkipManager.annotate``.
+Used for verl's V0 trainer (role ``rollout``), its fully asynchronous one (``async_rollout``) and every
+other function decorated with ``SkipManager.annotate``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def find_prompts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def is_validation(prompts: Any) -> bool:
-    """Whether the trainer validates with this batch."""
+    """Whether this batch is for validation."""
     return bool((prompts.meta_info or {}).get("validate", False))
 
 
 def feed_index(prompts: Any) -> int:
-    """The step of one prompt in the fully asynchronous trainer: the order in which prompts are fed.
+    """The step of one prompt in the fully asynchronous trainer: its position in the order of prompts.
 
     verl writes it into the uid: ``uid_sample_<epoch>_<index>``.
     """
@@ -41,8 +41,8 @@ def feed_index(prompts: Any) -> int:
     _, _, index = rest.partition("_")
     if kind != "sample" or not index.isdecimal():
         raise ConfigError(
-            f"the prompt is named {name!r}, from which no step can be told",
-            causes=["another version of verl names samples otherwise"],
+            f"cannot read the step from the name of the prompt, {name!r}",
+            causes=["this version of verl names samples differently"],
             hint="report it with the output of: rolltape doctor",
         )
     return int(index)
@@ -51,12 +51,14 @@ def feed_index(prompts: Any) -> int:
 class Generation:
     """Runs one role's generation through a tape."""
 
-    def __init__(self, session: Session, role: str) -> None:
+    def __init__(self, session: Session, role: str, trainer_step: Callable[[], int] | None = None) -> None:
         self.session = session
         self.role = role
+        self._trainer_step = trainer_step
+        """The step of a trainer that has no SkipManager to tell it, or the end of a step."""
 
     def run(self, live: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a generating function, or return what it returned when it was recorded."""
+        """Call a generating function, or return what was recorded."""
         prompts = find_prompts(args, kwargs)
         if not self._acts_on(prompts):
             return live(*args, **kwargs)
@@ -67,11 +69,14 @@ class Generation:
 
         if self.session.wishes.rewards is Rewards.RECOMPUTE:
             raise ConfigError(
-                "rewards are computed again only where generation is asynchronous, as in verl's trainers",
+                "rewards can be recomputed only if generation is asynchronous, as in verl's trainers",
                 hint="leave ROLLTAPE_VERL_REWARD unset",
             )
         stage = self.session.tape.stage("rollout", inputs=["prompts"])(rollout)
-        return job.result(job.position.run(stage, rows.comparable(prompts)))
+        output = job.result(job.position.run(stage, rows.comparable(prompts)))
+        if self._trainer_step is not None and not job.replayed:
+            self.session.flush()
+        return output
 
     async def run_async(
         self, live: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -89,28 +94,30 @@ class Generation:
         create_task = asyncio.get_running_loop().create_task
         task = job.position.run(create_task, stage(rows.comparable(prompts)))
         output = job.result(await task)
-        if self.role == "async_rollout" and not job.replayed:
-            # No step ends here, and the process of the rollouter may be killed after its last sample.
+        if (self.role == "async_rollout" or self._trainer_step is not None) and not job.replayed:
+            # Nothing says when a step ends, and the process may be killed after its last sample.
             await asyncio.to_thread(self.session.flush)
         if job.replayed and self.session.wishes.rewards is Rewards.RECOMPUTE:
             return await recompute(args[0], prompts, output)
         return output
 
     def _acts_on(self, prompts: Any) -> bool:
-        """Whether the tape is concerned; validation is left alone unless asked for."""
+        """Whether the tape acts on this batch; validation is skipped unless asked for."""
         return prompts is not None and (self.session.wishes.val or not is_validation(prompts))
 
     def _step(self, prompts: Any) -> int:
-        """What verl counts for this role."""
+        """The step that verl counts for this role."""
         if self.role == "async_rollout":
             return feed_index(prompts)
+        if self._trainer_step is not None:
+            return self._trainer_step()
         manager = importlib.import_module("verl.utils.skip.skip_manager").SkipManager
         known = (prompts.meta_info or {}).get("global_steps") if is_validation(prompts) else None
         return max(0, int(manager.step if known is None else known))
 
 
 class _Job:
-    """One generation: what it was asked for, and what it gave if it ran."""
+    """One generation: its prompts, and its output if it ran."""
 
     def __init__(self, session: Session, step: int, prompts: Any) -> None:
         self.session = session
@@ -127,16 +134,17 @@ class _Job:
         return not self._ran
 
     def keep(self, output: Any) -> Any:
-        """Remember what the live function returned; returns what is recorded of it."""
+        """Keep what the live function returned; return what to record."""
         self._ran.append(output)
         return rows.with_uids(output, self.prompts)
 
     def result(self, recorded: Any) -> Any:
-        """What the trainer gets: its own object after a live call, else the recording."""
+        """What the trainer gets: the live object after a live call, else the recording."""
         if not self.replayed:
             return self._ran[0]
         source = self.decision.source
         if self.decision.action is Action.SUBSTITUTE and source is not None:
-            before = self.session.inputs(source, self.split, self.call)["prompts"]
-            rows.restore(self.prompts, before, recorded.non_tensor_batch.get("uid"))
+            before = self.session.prompts(source, self.split, self.call)
+            if before is not None:
+                rows.restore(self.prompts, before, recorded.non_tensor_batch.get("uid"))
         return rows.as_returned(recorded)

@@ -1,4 +1,4 @@
-"""Trajectories of a prompt under other names: whole groups repeated, or handed to prompts drawn anew.
+"""Renames trajectories: to repeat whole groups, or to assign them to other prompts.
 
 TransferQueue names a trajectory ``<uid of its prompt>_<session>_<index>``; the uid is also one of its fields.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Chosen = list[tuple[int, str]]
-"""The row of each trajectory, and the uid it goes by."""
+"""The row of each trajectory, and its uid."""
 
 
 def uid_of(key: str) -> str:
@@ -23,9 +23,9 @@ def uid_of(key: str) -> str:
 
 
 def cycled(keys: Sequence[str], asked: int, salt: str) -> Chosen:
-    """``asked`` groups of what is there: all of it round after round, every group whole, rows in order.
+    """``asked`` groups: all groups, repeated as often as needed, each complete, rows in order.
 
-    The first round keeps its uids. Later ones get others, which are the same whenever this is asked again.
+    The first round keeps its uids. Later rounds get new uids, which are the same at every call.
 
     >>> chosen = cycled(["a_0_0", "b_0_0", "a_1_0"], 3, "step 5")
     >>> [row for row, _ in chosen], len({uid for _, uid in chosen})
@@ -46,7 +46,7 @@ def _renamed(uid: str, salt: str, turn: int) -> str:
 
 
 def given_to(keys: Sequence[str], recorded: Sequence[str], now: Sequence[str]) -> Chosen:
-    """The same trajectories for prompts that have other uids in this run, in the order of the prompts."""
+    """The same trajectories for prompts with other uids in this run, in the order of the prompts."""
     names = dict(zip(recorded, now, strict=True))
     return [(row, names[uid_of(key)]) for row, key in enumerate(keys)]
 

@@ -1,8 +1,8 @@
-"""Puts tapes under verl's SkipManager in this process, once the user has asked for them.
+"""Makes verl in this process use tapes, if the user asked for them.
 
-``SkipManager.init`` runs in the one process that drives a trainer. There each role that has a plan gets a
-session; functions decorated with ``SkipManager.annotate`` and ``annotate_tq`` find it by the name of their
-role.
+``SkipManager.init``, or ``RayPPOTrainer.init_workers`` where there is none, runs in the one process that
+drives a trainer. There, each role with a plan gets a session; functions decorated with
+``SkipManager.annotate`` and ``annotate_tq`` find it by the name of the role.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ import inspect
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rolltape.integrations.verl.generate import Generation
-from rolltape.integrations.verl.hooks import around_generation, around_queue, is_marked
 from rolltape.integrations.verl.options import plans
 from rolltape.integrations.verl.queue import Queue
 from rolltape.integrations.verl.session import Session, working_directory
 from rolltape.integrations.verl.trainers import wrap_trainers
+from rolltape.integrations.verl.wrappers import (
+    around_generation,
+    around_queue,
+    is_marked,
+    replace_generation,
+)
 
 log = logging.getLogger("rolltape")
 
@@ -28,8 +34,11 @@ _queues: dict[str, Queue] = {}
 _sessions: list[Session] = []
 
 
-def start(config: Any) -> None:
-    """Open the tapes that a configuration asks for; those of an earlier ``SkipManager.init`` are closed."""
+def start(config: Any, trainer_step: Callable[[], int] | None = None) -> None:
+    """Open the tapes that a configuration asks for; those of an earlier start are closed.
+
+    ``trainer_step`` is given where there is no SkipManager.
+    """
     stop()
     log.setLevel(logging.INFO if log.level == logging.NOTSET else log.level)
     if not log.hasHandlers():
@@ -37,23 +46,30 @@ def start(config: Any) -> None:
     found = plans(config, os.environ, working_directory())
     if not found:
         log.warning(
-            "rolltape: asked for, but this run names no tape; "
-            "set ROLLTAPE_DIR and ROLLTAPE_MODE, or skip.rollout.enable=True"
+            "rolltape: enabled, but no tape is set; "
+            "set ROLLTAPE_DIR and ROLLTAPE_MODE, or enable skip in the configuration"
         )
     for plan in found:
         session = Session.start(plan)
         _sessions.append(session)
         for role in ("rollout", "async_rollout") if plan.role == "*" else (plan.role,):
             if role != "rollout_tq":
-                _generations[role] = Generation(session, role)
+                _generations[role] = Generation(session, role, trainer_step)
         if plan.role in ("*", "rollout_tq"):
             _queues["rollout_tq"] = Queue(session, config)
-    _wrap_what_was_decorated_before()
+    if trainer_step is None:
+        _wrap_what_was_decorated_before()
     wrap_trainers()
 
 
+def wrap_source(workers: Any) -> None:
+    """Wrap what a trainer without SkipManager generates with, if its role has a tape."""
+    if (found := generation("rollout")) is not None:
+        replace_generation(workers, found.run, found.run_async)
+
+
 def stop() -> None:
-    """Close every tape; verl goes on as it is without us."""
+    """Close every tape; verl continues without Rolltape."""
     _generations.clear()
     _queues.clear()
     while _sessions:
@@ -61,7 +77,7 @@ def stop() -> None:
 
 
 def flush() -> None:
-    """A step is over: what was recorded in it is on disk, or an error says why not."""
+    """A step has ended: its recordings are on disk, or an error says why not."""
     for session in _sessions:
         session.flush()
 
@@ -72,7 +88,7 @@ def generation(role: str) -> Generation | None:
 
 
 def queue(role: str) -> Queue | None:
-    """The same for a role that goes through TransferQueue."""
+    """The same for a role that uses TransferQueue."""
     return _queues.get(role)
 
 
@@ -84,7 +100,7 @@ _DECORATED = (
     ("verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer", "sample", "rollout_tq", "sample"),
     ("verl.trainer.ppo.v1.replay_buffer", "ReplayBufferAsync", "sample", "rollout_tq", "sample"),
 )  # fmt: skip
-"""Where verl decorates. A module of another plugin may have imported these before ours was loaded."""
+"""Where verl decorates. Another plugin may have imported these modules before ours was loaded."""
 
 
 def _wrap_what_was_decorated_before() -> None:
@@ -98,6 +114,6 @@ def _wrap_what_was_decorated_before() -> None:
             setattr(cls, name, around_queue(role, phase, raw, method))
         elif inspect.iscoroutinefunction(method):
             setattr(cls, name, around_generation(role, raw, method))
-        else:  # verl lets it be called with and without await
+        else:  # verl allows calls with and without await
             auto_await = importlib.import_module("verl.utils.ray_utils").auto_await
             setattr(cls, name, auto_await(around_generation(role, raw, method.__wrapped__)))

@@ -1,50 +1,53 @@
-"""Which tape a verl run uses, and how: pure decisions from its configuration and the environment.
+"""Which tape a verl run uses, and how: pure decisions based on its configuration and the environment.
 
-Precedence as everywhere: environment > configuration > default. What ``skip.*`` says becomes:
+Precedence as everywhere: environment > configuration > default. What ``skip.*`` becomes:
 
     action: cache     mode auto, missing steps are recorded
     action: repeat    mode auto, missing steps play the nearest recorded one
+
+What ``actor_rollout_ref.rollout.skip`` and ``skip_rollout`` of verl 0.6 to 0.8 become: skip_config.py.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from rolltape.choices import NamedOption
 from rolltape.errors import ConfigError
-from rolltape.integrations.verl.config import ROLES, TAPE_PREFIX, Run, fingerprint, pick, plain
+from rolltape.integrations.verl.config import ROLES, TAPE_PREFIX, Run, fingerprint, pick, plain, unseeded
+from rolltape.integrations.verl.skip_config import names_a_tape, read_options
 from rolltape.policy import Mode
 from rolltape.settings import Settings, resolve
-from rolltape.word import Word
 
 SWITCH = "ROLLTAPE_VERL"
 VAL = "ROLLTAPE_VERL_VAL"
 REWARD = "ROLLTAPE_VERL_REWARD"
 GROUPS = "ROLLTAPE_VERL_GROUPS"
 _OWN = {"val": VAL, "reward": REWARD, "groups": GROUPS}
-"""Options of this integration beside those of every tape, under ``rolltape.verl``."""
+"""Extra options of this integration, under ``rolltape.verl``."""
 
 
-class Rewards(Word):
+class Rewards(NamedOption):
     """Where the rewards of replayed responses come from."""
 
     RECORDED = "recorded"
     RECOMPUTE = "recompute"
 
 
-class Groups(Word):
-    """What happens where a recorded batch has another number of prompts than the trainer asks for (V1)."""
+class Groups(NamedOption):
+    """What happens if a recorded batch does not have as many prompts as the trainer asks for (V1)."""
 
     REFUSE = "refuse"
     CYCLE = "cycle"
-    """The recorded groups are repeated in order, or the first of them taken."""
+    """The recorded groups are repeated in order, or only the first ones are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What this integration can be asked for beside the options of every tape."""
+    """The extra options of this integration."""
 
     val: bool = False
     """Whether validation is recorded too, under the split ``val``."""
@@ -61,13 +64,17 @@ class Plan:
     settings: Settings
     wishes: Wishes
     origin: str
-    """What the user said to get here, for messages."""
+    """The option that led here, for messages."""
     relative_to: str | None = None
-    """Where a relative directory was resolved; None if it was absolute."""
+    """The directory that a relative path was resolved against; None if it was absolute."""
+    unseeded: tuple[str, ...] = ()
+    """The switches that are off and without which part of the weights begins at random."""
+    old_dump: str | None = None
+    """A file outside the tape that may hold a dump of verl's own."""
 
 
 def opted_in(config: Any, environ: Mapping[str, str]) -> bool:
-    """Whether the user asked for tapes: by environment, a ``tape:`` directory, or a section ``rolltape``."""
+    """Whether the user asked for tapes: in the environment, by a ``tape:`` directory, or ``rolltape``."""
     switch = environ.get(SWITCH, "").strip().lower()
     if switch in ("0", "false", "no", "off"):
         return False
@@ -75,18 +82,26 @@ def opted_in(config: Any, environ: Mapping[str, str]) -> bool:
         return True
     if pick(config, "rolltape") is not None:
         return True
-    return any(_dump_dir(config, role).startswith(TAPE_PREFIX) and _enabled(config, role) for role in ROLES)
+    return names_a_tape(config) or any(
+        _dump_dir(config, role).startswith(TAPE_PREFIX) and _enabled(config, role) for role in ROLES
+    )
 
 
 def plans(config: Any, environ: Mapping[str, str], cwd: str) -> list[Plan]:
-    """What each role does; one plan for all (``*``) where the environment or ``rolltape`` names the tape."""
+    """The plan of each role; one for all (``*``) if the environment or ``rolltape`` names the tape."""
+    off = tuple(unseeded(config))
+    return [replace(plan, unseeded=off) for plan in _plans(config, environ, cwd)]
+
+
+def _plans(config: Any, environ: Mapping[str, str], cwd: str) -> list[Plan]:
     section = dict(plain(pick(config, "rolltape")) or {})
     own = dict(section.pop("verl", None) or {})
-    wishes = _wishes(own, environ)
+    old = read_options(config)
+    wishes = _wishes({"val": old.val, **own} if old.enable else own, environ)
     parts = fingerprint(config) | dict(section.pop("fingerprint", None) or {})
     if _env_names_a_tape(environ) or section.get("dir"):
-        given = {role: _from_skip(config, role) for role in ROLES if _enabled(config, role)}
-        chosen = next(iter(given.values()), {})
+        given = [_from_skip(config, role) for role in ROLES if _enabled(config, role)]
+        chosen = next(iter(given), old.tape if old.enable else {})
         file = {**chosen, **section}
         origin = "ROLLTAPE_DIR" if environ.get("ROLLTAPE_DIR") else "rolltape.dir"
         return [_plan("*", file, environ, cwd, parts, origin, wishes)]
@@ -96,6 +111,11 @@ def plans(config: Any, environ: Mapping[str, str], cwd: str) -> list[Plan]:
             folder = os.path.join(_dump_dir(config, role).removeprefix(TAPE_PREFIX), Run.of(config).folder)
             file = {**_from_skip(config, role), **section, "dir": folder}
             found.append(_plan(role, file, environ, cwd, parts, f"skip.{role}.dump_dir", wishes))
+    if old.enable:
+        file = {**old.tape, **section, "dir": old.dump_dir}
+        found.append(
+            replace(_plan("rollout", file, environ, cwd, parts, old.key, wishes), old_dump=old.old_dump)
+        )
     return [plan for plan in found if plan.settings.mode is not Mode.OFF]
 
 
@@ -110,9 +130,9 @@ def _plan(
     relative = None if os.path.isabs(folder) else cwd
     arguments = {"dir": os.path.join(cwd, folder), "fingerprint": parts | dict(before.fingerprint)}
     match = {part: str(level) for part, level in before.match.items()}
-    if wishes.groups is Groups.CYCLE:
-        match.setdefault("data", "warn")  # sizes are part of it, and another size is what was asked for
-    if wishes.rewards is Rewards.RECOMPUTE:
+    if wishes.groups is Groups.CYCLE and "data" in arguments["fingerprint"]:
+        match.setdefault("data", "warn")  # it includes sizes, and another size was asked for
+    if wishes.rewards is Rewards.RECOMPUTE and "reward" in arguments["fingerprint"]:
         match["reward"] = "ignore"
     arguments["match"] = match
     return Plan(role, resolve(arguments, environ, file), wishes, origin, relative)
@@ -123,9 +143,9 @@ def _from_skip(config: Any, role: str) -> dict[str, Any]:
     steps = list(pick(config, f"skip.{role}.steps", []))
     if action not in ("cache", "repeat"):
         raise ConfigError(
-            f"skip.{role}.action is {action!r}, which a tape cannot do", hint="use cache or repeat"
+            f"skip.{role}.action is {action!r}, which a tape does not support", hint="use cache or repeat"
         )
-    # Nothing is said for `cache`: recording is what `auto` does by itself, and a replay must not begin to.
+    # `cache` sets no on_miss: mode `auto` records by default, and a replay must not start to record.
     return {"mode": "auto", "on_miss": "nearest" if action == "repeat" else None, "steps": steps}
 
 
@@ -145,7 +165,7 @@ def _wishes(own: Mapping[str, Any], environ: Mapping[str, str]) -> Wishes:
     unknown = sorted(set(own) - set(_OWN))
     if unknown:
         raise ConfigError(
-            f"there is no option rolltape.verl.{unknown[0]}", hint=f"there are {', '.join(_OWN)}"
+            f"unknown option rolltape.verl.{unknown[0]}", hint=f"the options are {', '.join(_OWN)}"
         )
     said = {name: environ.get(variable) or own.get(name) for name, variable in _OWN.items()}
     return Wishes(
@@ -161,4 +181,4 @@ def _flag(said: Any) -> bool:
         return True
     if value in ("0", "false", "no", "off", "live"):
         return False
-    raise ConfigError(f"{VAL} is {value!r}", hint="write true to record validation, false to leave it alone")
+    raise ConfigError(f"{VAL} must be true or false, not {value!r}", hint="true records validation too")

@@ -1,42 +1,50 @@
-"""The entry point that verl loads in every process (group ``verl.plugins``). Light, and silent unless asked.
+"""What verl loads in every process. Light, and silent by default.
 
-verl hides what goes wrong in a plugin. So this does next to nothing: it waits until verl's SkipManager is
-imported and adds thin wrappers. What may fail, opening a tape, happens in ``SkipManager.init``, where errors
-reach the user.
+verl 0.9 finds it by its entry point (group ``verl.plugins``). Before that there are none: ``rolltape run``
+names it in ``VERL_USE_EXTERNAL_MODULES``, and without that Hydra, which starts verl's programs, finds
+``hydra_plugins.rolltape_verl``.
+
+verl hides errors in a plugin. So this does very little: it waits until verl's SkipManager or trainer is
+imported and adds thin wrappers. Opening a tape, which may fail, happens where the trainer starts, where
+errors reach the user.
 """
 
 from __future__ import annotations
 
-import importlib.abc
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Mapping
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from rolltape.integrations.ray_env import hook_into
-from rolltape.integrations.verl.hooks import hook
+from rolltape.integrations import ray_env
+from rolltape.integrations.import_hook import ImportHook
+from rolltape.integrations.verl.wrappers import hook
 
 log = logging.getLogger("rolltape")
 
-SKIP_MANAGER = "verl.utils.skip.skip_manager"
+SKIP_PACKAGE = "verl.utils.skip"
+SKIP_MANAGER = f"{SKIP_PACKAGE}.skip_manager"
+RAY_TRAINER = "verl.trainer.ppo.ray_trainer"
+ROLLOUT_SKIP = "verl.utils.rollout_skip"
 
 
 def load() -> None:
-    """Called once per process, while verl is being imported."""
-    if asked_by_environment(os.environ):
+    """Called once per process, while verl is being imported or before its program starts."""
+    asked = asked_by_environment(os.environ)
+    if asked:
         _prepare_environment()
-    if SKIP_MANAGER in sys.modules:
-        hook(sys.modules[SKIP_MANAGER].SkipManager, asked_for)
-    else:
-        sys.meta_path.insert(0, _Watch())
+    if not _has(SKIP_PACKAGE):
+        ray_env.name_plugin(os.environ)  # inherited by the workers of a cluster that this process starts
+        if asked or any("tape:" in word or "rolltape." in word for word in sys.argv):
+            ray_env.hook_into(os.environ)
+    ImportHook({SKIP_MANAGER: _hook_manager, RAY_TRAINER: _hook_trainer, ROLLOUT_SKIP: _hook_skip}).start()
 
 
 def asked_for(config: Any) -> bool:
-    """Whether this run opted in; what reads its configuration is imported only here."""
+    """Whether this run opted in; the code that reads its configuration is imported only here."""
     from rolltape.integrations.verl.options import opted_in
 
     return opted_in(config, os.environ)
@@ -51,35 +59,46 @@ def asked_by_environment(environ: Mapping[str, str]) -> bool:
 
 
 def _prepare_environment() -> None:
-    """In the first process of a run: fix what relative paths mean, and see to it that Ray hands ours on."""
+    """In the first process of a run: make paths absolute, and make Ray pass our variables on."""
     os.environ.setdefault("ROLLTAPE_CWD", os.getcwd())
     folder = os.environ.get("ROLLTAPE_DIR", "").strip()
     if folder and not os.path.isabs(os.path.expanduser(folder)) and "://" not in folder:
         os.environ["ROLLTAPE_DIR"] = os.path.join(os.environ["ROLLTAPE_CWD"], folder)
-        log.warning("ROLLTAPE_DIR is relative; the tape is %s", os.environ["ROLLTAPE_DIR"])
-    hook_into(os.environ)
+        log.warning("ROLLTAPE_DIR is a relative path; the tape is %s", os.environ["ROLLTAPE_DIR"])
+    ray_env.hook_into(os.environ)
 
 
-class _Watch(importlib.abc.MetaPathFinder):
-    """Hooks SkipManager as soon as its module has been executed, then goes away."""
+def _has(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a package that holds it is not there
+        return False
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != SKIP_MANAGER:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
 
-        def execute_and_hook(module: ModuleType) -> None:
-            execute(module)
-            hook(module.SkipManager, asked_for)
+def _hook_manager(module: ModuleType) -> None:
+    from rolltape.integrations.verl.internals import MANAGER, refused
 
-        spec.loader.exec_module = execute_and_hook  # type: ignore[method-assign]
-        return spec
+    if not refused(module, MANAGER, "SkipManager.init", asked_for):
+        hook(module.SkipManager, asked_for)
+
+
+def _hook_trainer(module: ModuleType) -> None:
+    """For releases before SkipManager: the trainer itself starts its tape."""
+    if _has(SKIP_PACKAGE):
+        return
+    from rolltape.integrations.verl.internals import TRAINER, refused
+    from rolltape.integrations.verl.ray_trainer import hook_trainer
+
+    if not refused(module, TRAINER, "RayPPOTrainer.__init__", asked_for):
+        hook_trainer(module.RayPPOTrainer, asked_for)
+
+
+def _hook_skip(module: ModuleType) -> None:
+    from rolltape.integrations.verl.internals import SKIP, refused
+    from rolltape.integrations.verl.ray_trainer import hook_skip
+
+    if not refused(module, SKIP, "RolloutSkip.__init__", asked_for):
+        hook_skip(module.RolloutSkip, asked_for)
 
 
 load()

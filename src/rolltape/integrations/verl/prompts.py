@@ -1,8 +1,8 @@
-"""The prompts of a generation: what of them is compared with the recording, and how they are put back.
+"""The prompts of a generation: what is compared with the recording, and how prompts are restored.
 
-verl draws a random ``uid`` for every prompt of every run. It is recorded beside the responses (so that
-samples can be grouped by prompt), left out of the comparison, and put back together with the prompts where
-another step is played.
+verl draws a random ``uid`` for every prompt of every run. It is recorded with the responses (so that
+samples can be grouped by prompt), is not compared, and is restored together with the prompts when another
+step is played.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 log = logging.getLogger("rolltape")
 
 NOTE = "rolltape"
-"""The key of ``meta_info`` under which a recording notes what was added to it."""
+"""The key of ``meta_info`` that lists what a recording added."""
 
 
 def comparable(prompts: Any) -> Any:
@@ -23,7 +23,7 @@ def comparable(prompts: Any) -> Any:
 
 
 def with_uids(output: Any, prompts: Any) -> Any:
-    """The output as it is recorded: with the uid of each sample, where verl left it out."""
+    """The output as it is recorded: with the uid of each sample, if verl omitted it."""
     uids = prompts.non_tensor_batch.get("uid")
     if uids is None or "uid" in output.non_tensor_batch or len(uids) != len(output):
         return output
@@ -41,7 +41,7 @@ def as_returned(recorded: Any) -> Any:
 
 
 def restore(prompts: Any, recorded: Any, uids: Any) -> None:
-    """Make ``prompts`` the recorded ones, in place: responses of another step meet their own answers."""
+    """Replace ``prompts`` by the recorded ones, in place: responses of another step need its answers."""
     prompts.batch = recorded.batch
     prompts.non_tensor_batch = dict(recorded.non_tensor_batch)
     if uids is not None:
@@ -49,19 +49,25 @@ def restore(prompts: Any, recorded: Any, uids: Any) -> None:
 
 
 def restore_groups(batch: Any, recorded: Any, uids: Any) -> None:
-    """The same for the batch before it was repeated n times: one row for each recorded uid."""
+    """The same for the batch before it was repeated n times: one row for each recorded uid.
+
+    Without uids, which the DAPO recipe draws later, prompts lie together as often as each is repeated.
+    """
     import numpy as np
 
-    _, first = np.unique(np.asarray(uids, dtype=str), return_index=True)
-    rows = np.sort(first)
+    if uids is None:
+        rows = np.arange(0, len(recorded), max(1, len(recorded) // max(1, len(batch))))
+    else:
+        _, first = np.unique(np.asarray(uids, dtype=str), return_index=True)
+        rows = np.sort(first)
     if len(rows) != len(batch):
         log.warning(
-            "the played step has %d prompts and this one %d; answers are left as they are",
+            "the played step has %d prompts, but this one has %d; answers stay as they are",
             len(rows),
             len(batch),
         )
         return
-    known = {**recorded.non_tensor_batch, "uid": uids}
+    known = recorded.non_tensor_batch if uids is None else {**recorded.non_tensor_batch, "uid": uids}
     for name in batch.non_tensor_batch:
         if name in known:
             batch.non_tensor_batch[name] = known[name][rows]

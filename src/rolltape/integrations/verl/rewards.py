@@ -1,7 +1,7 @@
-"""Rewards of replayed responses, computed again by verl's own reward workers.
+"""Recomputes the rewards of replayed responses with verl's own reward workers.
 
-verl computes rewards inside generation, so a replay brings back the recorded ones. Whoever edits a reward
-function asks for ``recompute``: the recorded responses are scored afresh, and the score stands where verl
+verl computes rewards inside generation, so a replay returns the recorded ones. With ``recompute``, for
+people who edit a reward function, the recorded responses are scored again, and the score is put where verl
 puts it.
 """
 
@@ -19,7 +19,7 @@ async def recompute(manager: Any, prompts: Any, output: Any) -> Any:
     handles = getattr(manager, "reward_loop_worker_handles", None)
     if not handles:
         raise ConfigError(
-            "rewards are to be computed again, but this run has no reward workers",
+            "rewards should be recomputed, but this run has no reward workers",
             causes=["the reward model runs in the trainer, which scores replayed responses anyway"],
             hint="leave ROLLTAPE_VERL_REWARD unset",
         )
@@ -28,7 +28,7 @@ async def recompute(manager: Any, prompts: Any, output: Any) -> Any:
 
 
 def _question(prompts: Any, output: Any) -> Any:
-    """What reward workers are asked about: prompts with their answers, and the recorded responses."""
+    """The request to the reward workers: prompts with their answers, and the recorded responses."""
     import numpy as np
 
     stale = output.meta_info.get("reward_extra_keys", ())

@@ -9,8 +9,6 @@ skip.record(new_batch, global_steps, gen_steps)     before each generation; rest
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import logging
 import os
 from pathlib import Path
@@ -19,9 +17,12 @@ from typing import Any
 from rolltape.errors import NotATapeError
 from rolltape.integrations.verl import prompts as rows
 from rolltape.integrations.verl.config import fingerprint
+from rolltape.integrations.verl.generate import find_prompts
 from rolltape.integrations.verl.options import VAL, Wishes
 from rolltape.integrations.verl.session import Position, Session, working_directory
 from rolltape.integrations.verl.skip_config import SkipAction, SkipOptions, read_options
+from rolltape.integrations.verl.trainers import restore_answers
+from rolltape.integrations.verl.wrappers import lookup, replace_generation
 from rolltape.key import Key
 from rolltape.settings import resolve
 from rolltape.tape import Tape
@@ -34,7 +35,7 @@ _said: set[str] = set()
 
 
 class RolloutSkip:
-    """Generates once and replays afterwards. Does nothing where the configuration does not enable it."""
+    """Generates once and replays afterwards. Does nothing unless the configuration enables it."""
 
     def __init__(self, config: Any, rollout_wg: Any) -> None:
         self.options: SkipOptions = read_options(config)
@@ -50,66 +51,53 @@ class RolloutSkip:
             self.dump_dir = _resolved(self.options.dump_dir)
 
     def wrap_generate_sequences(self) -> None:
-        """Replace ``generate_sequences`` of the worker group."""
+        """Replace ``generate_sequences`` of the worker group, unless its trainer is on a tape already."""
         if not self.is_enable:
             return
-        live = self._workers.generate_sequences
-        if not inspect.iscoroutinefunction(inspect.unwrap(live)):
-
-            @functools.wraps(live)
-            def generate_sequences(batch: Any, **kwargs: Any) -> Any:
-                return self._generate(live, batch, kwargs)
-
-            self._workers.generate_sequences = generate_sequences
-            return
-
-        @functools.wraps(live)
-        async def generate_sequences_async(batch: Any, **kwargs: Any) -> Any:
-            return await self._generate_async(live, batch, kwargs)
-
-        is_awaited = inspect.iscoroutinefunction(live)  # else verl lets it be called with and without await
-        self._workers.generate_sequences = (
-            generate_sequences_async if is_awaited else _auto_await(generate_sequences_async)
-        )
+        replace_generation(self._workers, self._generate, self._generate_async)
 
     def record(self, new_batch: Any, global_steps: int | None = None, gen_steps: int | None = None) -> None:
-        """Say which batch and which step the next generation is for.
+        """Set the batch and the step of the next generation.
 
-        Several generations of one step are told apart by their order, so that ``gen_steps`` may start over
+        Several generations of one step are identified by their order, so that ``gen_steps`` may start over
         after a resume.
         """
+        trainers_own = lookup("generation", "rollout")
+        if trainers_own is not None and global_steps is not None:
+            restore_answers(trainers_own.session, int(global_steps), new_batch)
+            return
         self._new_batch = new_batch
         self._step = None if global_steps is None else int(global_steps)
 
     def close(self) -> None:
-        """Write what is pending and let go of the tape."""
+        """Write what is pending and close the tape."""
         if self._session is not None:
             self._session.close()
             self._session = None
 
-    def _generate(self, live: Any, batch: Any, kwargs: dict[str, Any]) -> Any:
-        turn = self._begin(batch)
+    def _generate(self, live: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        turn = self._begin(find_prompts(args, kwargs))
         if turn is None:
-            return live(batch, **kwargs)
+            return live(*args, **kwargs)
 
         def rollout(prompts: Any, new_batch: Any) -> dict[str, Any]:
-            return turn.keep(live(batch, **kwargs))
+            return turn.keep(live(*args, **kwargs))
 
         return self._end(turn, turn.position.run(self._stage(rollout), *turn.inputs))
 
-    async def _generate_async(self, live: Any, batch: Any, kwargs: dict[str, Any]) -> Any:
-        turn = self._begin(batch)
+    async def _generate_async(self, live: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        turn = self._begin(find_prompts(args, kwargs))
         if turn is None:
-            return await live(batch, **kwargs)
+            return await live(*args, **kwargs)
 
         async def rollout(prompts: Any, new_batch: Any) -> dict[str, Any]:
-            return turn.keep(await live(batch, **kwargs))
+            return turn.keep(await live(*args, **kwargs))
 
         create_task = asyncio.get_running_loop().create_task
         return self._end(turn, await turn.position.run(create_task, self._stage(rollout)(*turn.inputs)))
 
     def _begin(self, batch: Any) -> _Turn | None:
-        """What the next generation is for; None if it is left alone."""
+        """The next generation; None if the tape does not act on it."""
         is_val = bool((batch.meta_info or {}).get("validate", False))
         session = self._opened()
         if is_val and not session.wishes.val:
@@ -125,16 +113,16 @@ class RolloutSkip:
         return turn.result(recorded)
 
     def _next_step(self, is_val: bool) -> int:
-        """The step that ``record`` named, else how many generations there were; validation counts none."""
+        """The step given to ``record``, else the number of generations so far, without validation."""
         if self._step is not None:
             return self._step
         self._counted += not is_val
         return self._counted
 
     def _opened(self) -> Session:
-        """The tape, opened at the first generation: now it is known whether the trainer hands over its batch.
+        """The tape, opened at the first generation: then it is known whether the trainer calls ``record``.
 
-        Where it does, other prompts than recorded are put right and only warned of; else they are an error.
+        If it does, prompts that differ from the recorded ones are replaced, with a warning; else an error.
         """
         if self._session is None:
             match = {"inputs": "warn" if self._new_batch is not None else "error"}
@@ -142,7 +130,8 @@ class RolloutSkip:
                 "match": match,
                 **{name: value for name, value in self.options.tape.items() if value is not None},
             }
-            arguments = {"dir": self.dump_dir, "fingerprint": fingerprint(self._config)}
+            folder = os.environ.get("ROLLTAPE_DIR") or self.dump_dir
+            arguments = {"dir": folder, "fingerprint": fingerprint(self._config)}
             settings = resolve(arguments, os.environ, file)
             val = self.options.val or os.environ.get(VAL, "").lower() in ("1", "true", "yes", "on")
             self._session = Session.open(settings, "rollout.skip", Wishes(val=val))
@@ -150,7 +139,7 @@ class RolloutSkip:
 
 
 class _Turn:
-    """One generation: what it was asked for, and what it gave if it ran."""
+    """One generation: its prompts, and its output if it ran."""
 
     def __init__(self, position: Position, batch: Any, new_batch: Any) -> None:
         self.position = position
@@ -166,12 +155,12 @@ class _Turn:
         return rows.comparable(self._batch), given
 
     def keep(self, output: Any) -> dict[str, Any]:
-        """Remember what the live function returned; returns what is recorded."""
+        """Keep what the live function returned; return what to record."""
         self._ran.append(output)
         return {"gen_batch": rows.with_uids(output, self._batch), "new_batch": self._before}
 
     def result(self, recorded: dict[str, Any]) -> Any:
-        """What the trainer gets: its own object after a live call, else the recording, with its batch."""
+        """What the trainer gets: the live object after a live call, else the recording, with its batch."""
         if self._ran:
             return self._ran[0]
         if self._new_batch is not None and recorded["new_batch"] is not None:
@@ -182,7 +171,7 @@ class _Turn:
 def read_dumped_data(path: str | os.PathLike[str]) -> dict[Any, Any]:
     """What was recorded: ``{"gen_batch": DataProto, "new_batch": DataProto}``.
 
-    Of one recording (a ``.parquet`` file), or by step for every step of a tape.
+    For one recording (a ``.parquet`` file), or for every step of a tape, by step.
     """
     target = Path(path).expanduser().absolute()
     if target.is_file() and target.suffix == ".parquet":
@@ -193,10 +182,10 @@ def read_dumped_data(path: str | os.PathLike[str]) -> dict[Any, Any]:
                 return _as_dumped(tape.recording(key.step, key.stage, key.split, key.call).value())
     if not (target / "tape.json").is_file():
         raise NotATapeError(
-            "this is neither a tape nor a recording on one",
+            "this is neither a tape nor a recording",
             where=target,
-            causes=["it is a pickled dump of verl, which is not opened here: a pickle can run any code"],
-            hint=f"rolltape import {target} --to TAPE, then read_dumped_data(TAPE)",
+            causes=["it is a pickled dump of verl, which is never opened: a pickle can run any code"],
+            hint=f"run: rolltape import {target} --to TAPE; then call read_dumped_data(TAPE)",
         )
     with Tape(target, mode="replay") as tape:
         return {found.key.step: _as_dumped(found.value()) for found in tape.recordings(stage="rollout")}
@@ -210,7 +199,7 @@ def _as_dumped(value: Any) -> dict[str, Any]:
 
 
 def _shell(batch: Any) -> Any:
-    """Another ``DataProto`` of the same values, which the trainer may go on to change."""
+    """Another ``DataProto`` with the same values, which the trainer may change."""
     return type(batch)(
         batch=None if batch.batch is None else batch.batch.clone(recurse=False),
         non_tensor_batch=dict(batch.non_tensor_batch),
@@ -223,17 +212,11 @@ def _become(batch: Any, recorded: Any) -> None:
     batch.meta_info = recorded.meta_info
 
 
-def _auto_await(function: Any) -> Any:
-    from verl.utils.ray_utils import auto_await
-
-    return auto_await(function)
-
-
 def _resolved(folder: str) -> str:
     path = os.path.expanduser(folder)
     if not os.path.isabs(path):
         path = os.path.join(working_directory(), path)
-        log.warning("dump_dir %s is relative; the tape is %s (resolved once, here)", folder, path)
+        log.warning("dump_dir %s is a relative path; the tape is %s", folder, path)
     return path
 
 
@@ -241,6 +224,6 @@ def _say_once(keys: str | None) -> None:
     if keys is not None and keys not in _said:
         _said.add(keys)
         log.warning(
-            "rollout.{%s} are old names, which work; the new ones are rollout.skip.{enable, dump_dir}",
+            "rollout.{%s} are old names, which still work; the new ones are rollout.skip.{enable, dump_dir}",
             keys,
         )

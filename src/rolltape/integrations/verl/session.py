@@ -1,18 +1,18 @@
-"""A tape as a verl process uses it: opened once, entered step by step, flushed when a step is over."""
+"""A tape in a verl process: opened once, entered step by step, flushed when a step ends."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from typing import Any
 
-from rolltape.errors import MismatchError
+from rolltape import determinism
+from rolltape.errors import MismatchError, StepMissingError
 from rolltape.integrations import position
 from rolltape.integrations.verl import adapters  # noqa: F401  (registers verl's types)
-from rolltape.integrations.verl.dumps import notice_dumps
+from rolltape.integrations.verl.dumps import notice_dumps, notice_old_dump
 from rolltape.integrations.verl.options import GROUPS, Plan, Wishes
-from rolltape.policy import Decision
+from rolltape.policy import Decision, Mode
 from rolltape.settings import Settings
 from rolltape.tape import Tape
 
@@ -20,33 +20,37 @@ log = logging.getLogger("rolltape")
 
 
 class Position(position.Position):
-    """A step that a split is at, and how far its calls have come."""
+    """The current step of a split, and the number of its calls."""
 
     call = -1
     """The number of the last call."""
 
 
 class Session:
-    """One open tape and the step each of its splits is at."""
+    """One open tape and the current step of each of its splits."""
 
     def __init__(self, settings: Settings, wishes: Wishes | None = None) -> None:
         self.tape = Tape(settings=settings)
         self.wishes = wishes or Wishes()
         self.resized = 0
-        """Recorded samples played with more or fewer groups than they have."""
+        """How many recorded samples were played with more or fewer groups than recorded."""
         self._at: dict[str, Position] = {}
 
     @classmethod
     def start(cls, plan: Plan) -> Session:
-        """Open the tape of a plan and say so, in one line; warns of what the user may not expect."""
+        """Open the tape of a plan and log it in one line; warn about a relative path."""
         settings = plan.settings
+        if plan.unseeded:
+            _tell_unseeded(plan)
         if plan.relative_to is not None:
             log.warning(
-                "%s is relative; the tape is %s (resolved once, from %s)",
+                "%s is a relative path; the tape is %s (relative to %s)",
                 plan.origin,
                 settings.dir,
                 plan.relative_to,
             )
+        if plan.old_dump is not None:
+            notice_old_dump(plan.old_dump, str(settings.dir))
         try:
             return cls.open(settings, plan.origin, plan.wishes)
         except MismatchError as error:
@@ -58,7 +62,7 @@ class Session:
 
     @classmethod
     def open(cls, settings: Settings, origin: str, wishes: Wishes | None = None) -> Session:
-        """Open a tape, announce it, and name the pickled dumps that lie where it is."""
+        """Open a tape, log it, and report pickled dumps in its directory."""
         if settings.dir is not None:
             notice_dumps(settings.dir)
         session = cls(settings, wishes)
@@ -74,7 +78,7 @@ class Session:
         return position
 
     def next_call(self, step: int, split: str = "train") -> int:
-        """The number that the next call at this step will have."""
+        """The number of the next call at this step."""
         position = self._at.get(split)
         return position.call + 1 if position is not None and position.step == step else 0
 
@@ -82,22 +86,28 @@ class Session:
         """What would happen to the first call of the step."""
         return self.tape.plan(step, split=split)
 
-    def inputs(self, step: int, split: str = "train", call: int = 0) -> Mapping[str, Any]:
-        """The recorded inputs of a call."""
-        found: Mapping[str, Any] = self.tape.recording(step, split=split, call=call, inputs=True).value()
-        return found
+    def prompts(self, step: int, split: str = "train", call: int = 0) -> Any:
+        """The recorded prompts of a call; None, with a warning, if it was imported without them."""
+        try:
+            return self.tape.recording(step, split=split, call=call, inputs=True).value()["prompts"]
+        except StepMissingError:
+            log.warning(
+                "step %d of %s has no prompts, as dumps of verl have none: its responses are played with the "
+                "prompts and answers of the step at hand", step, self.tape.dir,
+            )  # fmt: skip
+            return None
 
     def count_resized(self, what: str) -> None:
-        """Say and count that a sample is played with another number of groups: a kind of substitute."""
+        """Log and count that a sample is played with another number of groups: a kind of substitute."""
         self.resized += 1
         log.warning("substituted: %s", what)
 
     def flush(self) -> None:
-        """Everything recorded so far is on disk when this returns; raises what went wrong."""
+        """Wait until everything recorded so far is on disk; raise what went wrong."""
         self.tape.flush()
 
     def close(self) -> None:
-        """Write what is pending and let go of the tape."""
+        """Write what is pending and close the tape."""
         if self.resized:
             log.warning(
                 "tape %s: %d samples substituted by repeated or cut groups", self.tape.dir, self.resized
@@ -106,5 +116,15 @@ class Session:
 
 
 def working_directory() -> str:
-    """Where relative paths were meant: the directory the run was started in, also inside a Ray worker."""
+    """The directory for relative paths: where the run was started, also inside a Ray worker."""
     return os.environ.get("ROLLTAPE_CWD") or os.getcwd()
+
+
+def _tell_unseeded(plan: Plan) -> None:
+    determinism.note_unseeded("the critic's value head")
+    if plan.settings.mode in (Mode.RECORD, Mode.REWRITE, Mode.AUTO):
+        log.warning(
+            "the critic's value head begins with random weights that no seed fixes: a replay will train "
+            "differently from its first step on. To have it the same in every run set %s",
+            " ".join(f"{switch}=True" for switch in plan.unseeded),
+        )

@@ -21,7 +21,7 @@ V1_DIR, V2_DIR = "/tmp/verl/rollout_dump", "~/.verl/rollout_dump"
 
 
 class SkipAction(Enum):
-    """What happens at steps that are not to be recorded, in verl's words."""
+    """What happens at steps that are not recorded, with verl's names."""
 
     CACHE = "cache"
     REPEAT = "repeat"
@@ -30,32 +30,50 @@ class SkipAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SkipOptions:
-    """One of the two configurations, read."""
+    """The options of one of the two configurations."""
 
     enable: bool
     dump_dir: str
-    """As the user wrote it, with the folder of this run behind it."""
+    """As the user wrote it, followed by the folder of this run."""
     tape: dict[str, Any]
     """Options of a tape."""
     val: bool = False
+    key: str = "rollout.skip.dump_dir"
+    """The option that names the directory, for messages."""
+    old_dump: str | None = None
+    """Where verl's own V1 would have left its one dump."""
     deprecated: str | None = None
-    """The old keys that were used, for one line of warning."""
+    """The old keys that were used, for a warning."""
 
 
 def read_options(config: Any) -> SkipOptions:
-    """Read V2 keys where ``skip`` is enabled, else V1 keys where there are any."""
+    """Read V2 keys if ``skip`` is enabled, else V1 keys if there are any."""
     section, old = pick(config, f"{_ROLLOUT}.skip"), pick(config, f"{_ROLLOUT}.skip_rollout")
-    if old is not None and not (section is not None and pick(section, "enable", False)):
+    enabled = bool(pick(section, "enable", False))
+    if old is not None and not enabled:
         folder = str(pick(config, f"{_ROLLOUT}.skip_dump_dir", V1_DIR))
         tape = {"mode": "auto", "steps": "1", "beyond": "last"}
+        run = Run.of(config)
         return SkipOptions(
-            bool(old), _join(folder, Run.of(config).v1_folder), tape, deprecated="skip_rollout, skip_dump_dir"
-        )
+            bool(old), _join(folder, run.v1_folder), tape,
+            key="rollout.skip_dump_dir", old_dump=_join(folder, run.v1_file),
+            deprecated="skip_rollout, skip_dump_dir",
+        )  # fmt: skip
     return SkipOptions(
-        enable=bool(pick(section, "enable", False)),
+        enable=enabled,
         dump_dir=_join(str(pick(section, "dump_dir", V2_DIR)), Run.of(config).folder),
-        tape=_v2(section),
+        tape=_v2(section) if enabled else {},
         val=bool(pick(section, "val", False)),
+    )
+
+
+def names_a_tape(config: Any) -> bool:
+    """Whether the directory of an enabled RolloutSkip has the prefix of a tape."""
+    keys = (("skip.enable", "skip.dump_dir"), ("skip_rollout", "skip_dump_dir"))
+    return any(
+        pick(config, f"{_ROLLOUT}.{switch}", False)
+        and str(pick(config, f"{_ROLLOUT}.{folder}", "")).startswith(TAPE_PREFIX)
+        for switch, folder in keys
     )
 
 
@@ -66,9 +84,9 @@ def _v2(section: Any) -> dict[str, Any]:
         return {"mode": "auto", "steps": steps}
     if last < 1 and steps is None:
         raise ConfigError(
-            f"action {action.value} needs steps to repeat, and max_dump_step is {last}",
+            f"action {action.value} needs steps to repeat, but max_dump_step is {last}",
             where=f"{_ROLLOUT}.skip",
-            hint="set max_dump_step to 1 or more, or action to cache",
+            hint="set max_dump_step to at least 1, or action to cache",
         )
     beyond = "cycle" if action is SkipAction.REPEAT else "last"
     return {"mode": "auto", "steps": steps or f"1-{last}", "beyond": beyond}
@@ -84,7 +102,7 @@ def _action(value: Any) -> SkipAction:
 
 
 def _steps(value: Any) -> Any:
-    """A list of steps, or of ranges as ``[1, 5]`` or ``"1-5"``; None if nothing is said."""
+    """A list of steps, or of ranges such as ``[1, 5]`` or ``"1-5"``; None if not given."""
     if value is None or (hasattr(value, "__len__") and not len(value)):
         return None
     if isinstance(value, (str, range)) or not hasattr(value, "__iter__"):

@@ -1,6 +1,6 @@
-"""The places where verl's trainers do more than call what ``SkipManager`` decorates.
+"""Wraps the methods of verl's trainers that ``SkipManager`` does not decorate.
 
-Each wrapper asks at the call for a tape, and without one does what verl does.
+Each wrapper looks for a tape when it is called, and without one does what verl does.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rolltape.integrations.verl.hooks import is_marked, lookup, marked
 from rolltape.integrations.verl.prompts import restore_groups
+from rolltape.integrations.verl.wrappers import is_marked, lookup, marked
 from rolltape.policy import Action
 
 Method = Callable[..., Any]
 
 _V0 = "verl.trainer.ppo.ray_trainer"
-_V1 = "verl.trainer.ppo.v1.trainer_base"
-_BUFFER = "verl.trainer.ppo.v1.replay_buffer"
+_PACKAGE = "verl.trainer.ppo.v1"
+_V1 = f"{_PACKAGE}.trainer_base"
+_BUFFER = f"{_PACKAGE}.replay_buffer"
 
 
 def wrap_trainers() -> None:
     """Wrap the trainers that this process has imported; once."""
     _wrap(_V0, "RayPPOTrainer", "_get_gen_batch", _with_answers)
     _wrap(_V1, "PPOTrainer", "_add_async_warmup_batches", _warm_up)
+    if not hasattr(getattr(sys.modules.get(_V1), "PPOTrainer", None), "_add_async_warmup_batches"):  # 0.9.0
+        _wrap(f"{_PACKAGE}.trainer_colocate_async", "PPOTrainerColocateAsync", "on_train_begin", _warm_up)
+        _wrap(f"{_PACKAGE}.trainer_separate_async", "PPOTrainerSeparateAsync", "on_train_begin", _warm_up)
     _wrap(_V1, "PPOTrainer", "_submit_batch_to_rollout", _submit)
     _wrap(_V1, "PPOTrainer", "_reissue_inflight_prompts", _reissue)
     _wrap(_V1, "PPOTrainer", "_validate", _validate)
@@ -45,20 +49,21 @@ def _wrap(module: str, owner: str, name: str, around: Method) -> None:
 
 
 def _with_answers(live: Method, trainer: Any, batch: Any) -> Any:
-    """V0: where another step is about to be played, the batch gets the answers and uids of that step."""
     generation = lookup("generation", "rollout")
     if generation is not None and not batch.meta_info.get("validate"):
-        _restore_answers(generation.session, max(0, int(trainer.global_steps)), batch)
+        restore_answers(generation.session, max(0, int(trainer.global_steps)), batch)
     return live(trainer, batch)
 
 
-def _restore_answers(session: Any, step: int, batch: Any) -> None:
+def restore_answers(session: Any, step: int, batch: Any) -> None:
+    """If another step will be played, the batch gets the answers and uids of that step."""
     decision = session.plan(step)
     if decision.action is Action.SUBSTITUTE and decision.source is not None:
         call = session.next_call(step)
         recorded = session.tape.recording(decision.source, call=call).value()
-        before = session.inputs(decision.source, call=call)["prompts"]
-        restore_groups(batch, before, recorded.non_tensor_batch.get("uid"))
+        before = session.prompts(decision.source, call=call)
+        if before is not None:
+            restore_groups(batch, before, recorded.non_tensor_batch.get("uid"))
 
 
 def _warm_up(live: Method, trainer: Any, *args: Any) -> Any:
@@ -74,7 +79,7 @@ def _submit(live: Method, trainer: Any, batch: Any) -> Any:
 
 
 def _reissue(live: Method, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Prompts of a checkpoint that were being generated are not generated for a step that is replayed."""
+    """For a replayed step, unfinished prompts of a checkpoint are not generated again."""
     queue = lookup("queue", "rollout_tq")
     if queue is not None and queue.plays(int(trainer.global_steps)):
         queue.forget_inflight()
@@ -88,7 +93,7 @@ def _validate(live: Method, trainer: Any) -> Any:
 
 
 def _sampleable(live: Method, buffer: Any, global_steps: int, partition_id: str) -> Any:
-    """Where the step is replayed, as many as a step takes: no engine is lent to generation meanwhile."""
+    """If the step is replayed, as many as a step takes: then no engine is lent to generation."""
     queue = lookup("queue", "rollout_tq")
     if queue is not None and partition_id == "train" and queue.plays(int(global_steps)):
         return queue.prompts_per_step

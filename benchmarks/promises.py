@@ -1,0 +1,99 @@
+"""Every promise about speed, size and memory, and whether a run keeps it.
+
+Speeds are promised against others that took turns with us in the same run. They are judged by the fastest
+round of each, as other programs only ever add time; the medians stand beside them in the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A bound on a figure of one part of the benchmarks."""
+
+    part: str
+    figure: str
+    sign: Literal["<=", ">="]
+    bound: float
+    made_in: str
+    """The page that says so."""
+
+    @property
+    def wanted(self) -> str:
+        return f"{self.sign} {self.bound:.3g}"
+
+
+PROMISES = (
+    Promise("large", "smaller than pickle", ">=", 40, "README.md"),
+    Promise("large", "write, times faster than pickle", ">=", 3, "README.md"),
+    Promise("large", "write, times faster than torch.save", ">=", 2.2, "README.md"),
+    Promise("large", "read, times faster than pickle", ">=", 4, "README.md"),
+    Promise("large", "read, times faster than torch.save", ">=", 2.3, "README.md"),
+    Promise("large", "read, in memsets", "<=", 2.5, "README.md"),
+    Promise("large", "trainer waits, share of pickle's write", "<=", 0.2, "README.md"),
+    Promise("large", "extra memory, in batches", "<=", 0.3, "README.md"),
+    Promise("small", "smaller than pickle", ">=", 25, "README.md"),
+    Promise("small", "trainer waits, share of pickle's write", "<=", 1.0, "README.md"),
+    Promise("small", "read, times faster than pickle", ">=", 1 / 1.5, "README.md"),
+    Promise("arguments", "128 prompts, % of recording their rollout", "<=", 2, "docs/tape.md"),
+    Promise("arguments", "128 chats, % of recording their rollout", "<=", 2, "docs/tape.md"),
+    Promise("arguments", "256 MB of token ids, passes over memory", "<=", 1.2, "docs/tape.md"),
+    Promise("arguments", "256 MB of floats, passes over memory", "<=", 1.2, "docs/tape.md"),
+    Promise("growth", "record, 100,000 steps against 100", "<=", 1.5, "README.md"),
+    Promise("growth", "replay, 100,000 steps against 100", "<=", 1.5, "README.md"),
+    Promise("verify", "compare the same bits, times reading both", "<=", 1.5, "docs/verify.md"),
+    Promise("verify", "compare rounding noise, times reading both", "<=", 2, "docs/verify.md"),
+    Promise("verify", "compare rounding noise, re-ordered, times reading both", "<=", 2, "docs/verify.md"),
+    Promise("verify", "memory, 6 steps against 2", "<=", 1.2, "docs/verify.md"),
+    Promise("viewer", "from the command to the first page, seconds", "<=", 1, "docs/viewer.md"),
+    Promise("viewer", "first page, seconds", "<=", 1, "docs/viewer.md"),
+    Promise("viewer", "step page, seconds", "<=", 1, "docs/viewer.md"),
+    Promise("viewer", "sample page, seconds", "<=", 0.3, "docs/viewer.md"),
+    Promise("viewer", "memory, MB", "<=", 500, "docs/viewer.md"),
+    Promise("trl", "recording, % of a step", "<=", 2, "docs/trl.md"),
+    Promise("trl", "recording, % of a step at most", "<=", 2, "docs/trl.md"),
+    Promise("trl", "replay of generation, times faster", ">=", 50, "docs/trl.md"),
+    Promise("generation", "TransformersEngine against model.generate", ">=", 1.0, "docs/engines-servers.md"),
+    Promise("generation", "VLLMEngine against vllm.LLM", ">=", 0.95, "docs/engines-servers.md"),
+    Promise("generation", "OpenAIEngine against the bare HTTP call", ">=", 0.95, "docs/engines-servers.md"),
+    Promise("generation", "replay, times faster than generation", ">=", 100, "docs/engines-servers.md"),
+    Promise("generation", "score, times faster than a padded loop", ">=", 1.0, "docs/engines-servers.md"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What was measured."""
+
+    value: float
+    """What counts; of times, that of the fastest rounds."""
+    median: float | None = None
+    """The same of the rounds in the middle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A promise and what was measured."""
+
+    promise: Promise
+    figure: Figure
+
+    @property
+    def kept(self) -> bool:
+        value, bound = self.figure.value, self.promise.bound
+        return value >= bound if self.promise.sign == ">=" else value <= bound
+
+    def __str__(self) -> str:
+        promise, median = self.promise, self.figure.median
+        beside = "" if median is None else f" (median {median:.3g})"
+        said = f"promised {promise.wanted} in {promise.made_in}"
+        return f"{promise.part}: {promise.figure}: {self.figure.value:.3g}{beside}, {said}"
+
+
+def judge(part: str, figures: Mapping[str, Figure]) -> list[Verdict]:
+    """A verdict for each promise about this part; one that was not measured is a ``KeyError``."""
+    return [Verdict(promise, figures[promise.figure]) for promise in PROMISES if promise.part == part]

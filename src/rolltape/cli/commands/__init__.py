@@ -1,0 +1,1 @@
+"""One file per command: it reads the arguments, calls one entry function and prints."""

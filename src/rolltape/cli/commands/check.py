@@ -1,0 +1,89 @@
+"""``rolltape check``: whether every file of a tape is what was written."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+
+import click
+
+from rolltape.cli.arguments import TapePath, json_option
+from rolltape.cli.output import Exit, Screen, complain, new_table, print_json
+from rolltape.cli.progress import step_bar
+from rolltape.reader.integrity import Report, inspect
+from rolltape.reader.listing import all_files, find_tapes
+from rolltape.reader.wording import counted
+from rolltape.rich_text import shown
+from rolltape.storage import LocalStorage, Stat
+from rolltape.tape.summary import amount
+from rolltape.tape_repair import MENDED
+
+_STYLES = {"damaged": "bold red", "misplaced": "red", "inputs": "red", "metrics": "red"}
+
+
+@click.command("check", short_help="Verify every file of a tape.")
+@click.argument("tapes", metavar="[TAPE]...", nargs=-1, type=TapePath())
+@json_option
+def command(tapes: tuple[str, ...], as_json: bool) -> Exit:
+    """Read every file of each TAPE (default: the tapes here), compare every checksum, decode everything.
+
+    Reports damaged files with their columns, recordings under a wrong name, missing inputs, damaged lines
+    of metrics, files that are not Rolltape's, and what killed processes left half-written. A TAPE can also
+    be a directory of tapes. Nothing is changed: `rolltape prune` removes leftovers.
+    """
+    found = [path for root in tapes or (".",) for path in find_tapes(root).tapes]
+    reports = [_checked(path) for path in dict.fromkeys(found)]
+    if as_json:
+        print_json({"tapes": [asdict(report) for report in reports]})
+    else:
+        for report in reports:
+            _print_report(report)
+    if not reports:
+        complain(f"nothing to check: no tapes in {', '.join(tapes or ('.',))}")
+        return Exit.NOTHING
+    return Exit.FINDINGS if any(report.findings for report in reports) else Exit.CLEAN
+
+
+def _checked(path: str) -> Report:
+    storage = LocalStorage(path)
+    total, done = sum(stat.size for stat in all_files(storage)), 0
+    with step_bar(storage.location) as told:
+
+        def tick(stat: Stat) -> None:
+            nonlocal done
+            done += stat.size
+            told(done, total)
+
+        return inspect(storage, tick)
+
+
+def _print_report(report: Report) -> None:
+    screen = Screen()
+    bad = len(report.findings)
+    verdict = shown(counted(bad, "finding"), "bold red") if bad else shown("clean", "bold green")
+    what = f"{report.tape}: {counted(report.files, 'file')}, {amount(report.bytes)}: "
+    screen.print(shown(what) + verdict, soft_wrap=True)
+    if report.findings:
+        table = new_table("finding", "file", "what", fold={"file": 24, "what": 24})
+        for finding in report.findings:
+            style = _STYLES.get(finding.kind, "yellow")
+            table.add_row(shown(finding.kind, style), shown(finding.file), shown(finding.message))
+        screen.print()
+        screen.print(table)
+        screen.print()
+        if any(finding.kind in MENDED for finding in report.findings):
+            how = f"rolltape repair {shlex.quote(report.tape)}"
+            complain(
+                f"next: `{how} --from COPY` fetches what is wrong from a copy of the tape;\n"
+                f"  with --drop instead, these steps go, and a run in mode auto records them again"
+            )
+    if report.undecoded:
+        files = counted(len(report.undecoded), "file")
+        complain(
+            f"note: {files} with values of classes unknown here; checksums are right, content not decoded"
+        )
+    if report.anonymous:
+        files = counted(report.anonymous, "recording")
+        complain(f"note: {files} of an older version, checked for its place, but not for the tape it is of")
+    if report.in_progress:
+        complain(f"note: {counted(report.in_progress, 'file')} in progress: a process is recording now")

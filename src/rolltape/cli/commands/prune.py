@@ -1,0 +1,134 @@
+"""``rolltape prune``: deletes recordings that are no longer wanted, and what killed processes left behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import click
+from rich.progress import track
+
+from rolltape.cli.arguments import Steps, split_filter, stage_filter, tape_argument
+from rolltape.cli.output import Exit, Screen, complain, new_table
+from rolltape.reader.dropped_steps import Dropped, note_dropped
+from rolltape.reader.integrity import stale_files
+from rolltape.reader.listing import StageFiles, stage_files
+from rolltape.reader.run import Run, open
+from rolltape.reader.visible import visible
+from rolltape.reader.wording import counted
+from rolltape.steps import NO_STEPS, StepSelector
+from rolltape.tape.missing import ranges
+from rolltape.tape.opening import STALE_AFTER
+from rolltape.tape.summary import amount
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """What will be deleted of one stage."""
+
+    stage: str
+    steps: list[int]
+    files: list[str]
+    bytes: int
+
+
+@click.command("prune", short_help="Delete recordings, and leftovers of killed processes.")
+@tape_argument
+@click.option(
+    "--keep",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Keep the last N steps of each stage, delete the others.",
+)
+@click.option("--steps", type=Steps(), help="Delete only these steps, as in 0-9,20,50-.")
+@click.option("--pin", type=Steps(), default=NO_STEPS, show_default=False, help="Never delete these steps.")
+@stage_filter
+@split_filter
+@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def command(
+    tape: str, keep: int | None, steps: StepSelector | None, pin: StepSelector, stage: str | None,
+    split: str | None, dry_run: bool, yes: bool,
+) -> Exit:  # fmt: skip
+    """Delete recordings of TAPE, with their inputs; metrics stay.
+
+    --keep and --steps together delete those of the steps that are not among the last N. With neither, only
+    half-written files of processes that are gone are removed.
+    """
+    opened = open(tape)
+    found = stage_files(opened.storage, split, stage)
+    chosen = [doom for listed in found if (doom := choose(opened, listed, keep, steps, pin)).files]
+    if chosen:
+        _print_chosen(chosen)
+    elif keep is not None or steps is not None:
+        complain("no recordings to delete")
+    if dry_run:
+        stale = counted(len(stale_files(opened.storage)[0]), "leftover")
+        complain(f"dry run: nothing was deleted; {stale} of processes that are gone would be removed too")
+        return Exit.CLEAN
+    if chosen and not yes and not _confirmed(opened, chosen):
+        complain("nothing was deleted")
+        return Exit.CLEAN
+    _delete(opened, chosen)
+    return Exit.CLEAN
+
+
+def choose(
+    tape: Run, listed: StageFiles, keep: int | None, steps: StepSelector | None, pin: StepSelector
+) -> Doomed:
+    """The recordings of a stage that go. Results come before their inputs: no result is ever without."""
+    everything = [*listed.files, *listed.inputs]
+    doomed = steps_to_drop({step for step, _ in everything}, keep, steps, pin)
+    files = [name for step, name in everything if step in doomed]
+    sizes = [stat.size for name in files if (stat := tape.storage.stat(name)) is not None]
+    return Doomed(f"{listed.split}/{listed.stage}", sorted(doomed), files, sum(sizes))
+
+
+def steps_to_drop(
+    there: Iterable[int], keep: int | None, steps: StepSelector | None, pin: StepSelector
+) -> set[int]:
+    """Which of the recorded steps go. As with ``max_keep``, pinned steps do not count as kept.
+
+    >>> sorted(steps_to_drop(range(10), keep=3, steps=None, pin=StepSelector.parse("0,9")))
+    [1, 2, 3, 4, 5]
+    """
+    if keep is None and steps is None:
+        return set()
+    free = [step for step in sorted(there) if step not in pin]
+    old = free[: max(len(free) - (keep or 0), 0)]
+    return {step for step in old if steps is None or step in steps}
+
+
+def _print_chosen(chosen: list[Doomed]) -> None:
+    table = new_table("stage", "steps", "files", "size", right=("files", "size"), fold={"steps": 16})
+    for doom in chosen:
+        table.add_row(doom.stage, ranges(doom.steps), f"{len(doom.files):,}", amount(doom.bytes))
+    Screen().print(table)
+
+
+def _total(chosen: list[Doomed]) -> str:
+    files, size = sum(len(doom.files) for doom in chosen), sum(doom.bytes for doom in chosen)
+    return f"{counted(files, 'file')}, {amount(size)}"
+
+
+def _confirmed(tape: Run, chosen: list[Doomed]) -> bool:
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            f"to delete {_total(chosen)} without a terminal to ask on, give --yes (or --dry-run)"
+        )
+    return click.confirm(f"Delete {_total(chosen)} from {visible(tape.storage.location)}?", err=True)
+
+
+def _delete(tape: Run, chosen: list[Doomed]) -> None:
+    files = [name for doom in chosen for name in doom.files]
+    screen = Screen(stderr=True)
+    for doom in chosen:
+        split, _, stage = doom.stage.partition("/")
+        note_dropped(tape.storage, Dropped(str(StepSelector.parse(doom.steps)), split, stage))
+    for name in track(files, "deleting", console=screen, transient=True, disable=not screen.is_terminal):
+        tape.storage.delete(name)
+    leftovers = tape.storage.clean(STALE_AFTER)
+    removed = [f"deleted {_total(chosen)}"] if files else []
+    removed += [f"removed {counted(leftovers, 'leftover')} of processes that are gone"] if leftovers else []
+    complain("; ".join(removed) or "nothing to clean up")

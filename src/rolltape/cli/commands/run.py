@@ -1,0 +1,144 @@
+"""``rolltape run``: any command with a tape under it, in its subprocesses and Ray workers too."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+
+import click
+
+from rolltape.cli.arguments import Steps, TapePath
+from rolltape.cli.child_process import call, refuse_option
+from rolltape.cli.output import HELP, Exit, complain
+from rolltape.errors import TapeNotFoundError
+from rolltape.integrations import ray_env
+from rolltape.policy import Mode, OnMiss
+from rolltape.reader.listing import is_tape
+from rolltape.reader.run import open
+from rolltape.reader.wording import count, seconds
+from rolltape.settings import Settings
+from rolltape.steps import ALL_STEPS, StepSelector
+from rolltape.storage import LocalStorage
+from rolltape.tape.opening import OPENED, not_found
+
+
+@click.command(
+    "run",
+    short_help="Run a command with a tape under it.",
+    context_settings={**HELP, "ignore_unknown_options": True},
+)
+@click.option("--mode", type=click.Choice([str(mode) for mode in Mode]), default="auto", show_default=True,
+              help="What the tape does.")  # fmt: skip
+@click.option("--dir", "folder", type=TapePath(), required=True, help="The tape.")
+@click.option(
+    "--steps", type=Steps(), default=ALL_STEPS, show_default=False, help="Where it acts, as in 0-9,20,50-."
+)
+@click.option(
+    "--on-miss", type=click.Choice([str(word) for word in OnMiss]), help="At a step that is not on the tape."
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(
+    mode: str, folder: str, steps: StepSelector, on_miss: str | None, command: tuple[str, ...]
+) -> int:
+    """Run COMMAND with ROLLTAPE_MODE, ROLLTAPE_DIR and ROLLTAPE_STEPS set, and pass its exit code on.
+
+    A command that ends well and never opened the tape gives exit code 4.
+
+    verl and ROLL need nothing else. TRL: python -m rolltape.integrations.trl train.py; slime and miles:
+    --rollout-function-path, see their pages. A program that opens its tape with Tape.from_env() finds it too.
+    """
+    refuse_option(command[0], [option.name for option in fields(Settings)])
+    tape = os.path.abspath(os.path.expanduser(folder))
+    if mode == Mode.REPLAY and on_miss is None and not is_tape(tape):
+        if os.path.exists(tape):
+            raise not_found(LocalStorage(tape))
+        raise TapeNotFoundError(
+            "there is no tape to replay",
+            where=tape,
+            hint=f"record it first: rolltape run --mode record --dir {folder} -- …",
+        )
+    if (theirs := os.environ.get(ray_env.VARIABLE)) and not ray_env.is_ours(theirs):
+        complain(f"rolltape: {ray_env.VARIABLE}={theirs} is kept: Ray runs it first, and Rolltape's after it")
+    before, started = recordings_in(tape), time.monotonic()
+    with _told(tape) as told:
+        code = call(command, environment(os.environ, mode, tape, steps, on_miss) | {OPENED: told})
+        lines = [json.loads(line) for line in Path(told).read_text(encoding="utf-8").splitlines()]
+    opened = [(where, its) for where, its, *_ in lines]
+    replayed = [number for where, _, *numbers in lines if where == tape for number in numbers]
+    after, took = recordings_in(tape), time.monotonic() - started
+    new = count(len(after - before))
+    says_replayed = any(replayed) or (mode == Mode.REPLAY and replayed)
+    complain(
+        f"rolltape: exit code {code} after {seconds(took)}; "
+        f"{tape} has {count(len(after))} recordings, {new} of them new"
+        + (f"; {count(sum(replayed))} replayed" if says_replayed else "")
+    )
+    if mode == Mode.OFF or after - before:
+        return code
+    if code and not opened:
+        complain("rolltape: the command failed before it opened a tape")
+        return code
+    wrong = complaint(tape, mode, opened)
+    if wrong:
+        complain(wrong)
+    return Exit.NO_TAPE if wrong and code == 0 and tape not in (where for where, _ in opened) else code
+
+
+def complaint(tape: str, mode: str, opened: Sequence[tuple[str, str]]) -> str:
+    """What is wrong with the tapes that a command opened, and what to check; empty if nothing is. Pure."""
+    mine = [its for where, its in opened if where == tape]
+    if not opened:
+        return (
+            "rolltape: the command opened no tape, so nothing was recorded or replayed. Check that\n"
+            "  - it opens one as the environment says: rolltape.Tape(), without dir and mode\n"
+            "  - its framework is set up for it: see the page of verl, ROLL, TRL or slime; rolltape doctor\n"
+            "    says which of the frameworks here are tested, and which are refused\n"
+            "  - it passes its environment on to the processes that train"
+        )
+    if not mine:
+        others = ", ".join(dict.fromkeys(where for where, _ in opened))
+        return (
+            f"rolltape: the command did not open this tape but {others}: its own dir= beats the environment"
+        )
+    if mode not in mine:
+        return f"rolltape: the command opened the tape in mode {mine[0]}: its own mode= beats the environment"
+    return ""
+
+
+@contextmanager
+def _told(tape: str) -> Iterator[str]:
+    """A file in which a tape that is opened is told; beside the tape if it can be, for other machines."""
+    folder = os.path.join(tape, ".tmp")
+    place = folder if os.access(folder, os.W_OK) else None
+    descriptor, path = tempfile.mkstemp(prefix="opened-", dir=place)
+    os.close(descriptor)
+    try:
+        yield path
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def environment(
+    environ: Mapping[str, str], mode: str, tape: str, steps: StepSelector, on_miss: str | None = None
+) -> dict[str, str]:
+    """The environment of the command; pure."""
+    found = {**environ, "ROLLTAPE_MODE": mode, "ROLLTAPE_DIR": tape, "ROLLTAPE_CWD": os.getcwd()}
+    for name, value in {"STEPS": None if steps == ALL_STEPS else str(steps), "ON_MISS": on_miss}.items():
+        found.pop(f"ROLLTAPE_{name}", None)
+        if value is not None:
+            found[f"ROLLTAPE_{name}"] = value
+    ray_env.name_plugin(found)
+    ray_env.hook_into(found, ray_env.ROLL_HOOK)
+    return found
+
+
+def recordings_in(tape: str) -> set[str]:
+    """The files of recordings on a tape; empty where there is no tape yet."""
+    return {one.key.path for one in open(tape).recordings()} if is_tape(tape) else set()

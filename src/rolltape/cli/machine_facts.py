@@ -1,0 +1,182 @@
+"""What ``doctor`` finds out about this machine and a directory; each probe leaves no trace."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+
+from rolltape import cpu_probe
+from rolltape._version import __version__
+from rolltape.determinism import WATCHED
+from rolltape.errors import RolltapeError
+from rolltape.integrations.releases import standing
+from rolltape.reader.listing import is_tape
+from rolltape.reader.run import open
+from rolltape.settings import resolve
+from rolltape.storage import posix
+from rolltape.tape.opening import RAY_SESSION
+from rolltape.tape.summary import amount
+
+NEEDED = ("numpy", "pyarrow", "click", "rich")
+OPTIONAL = (
+    "torch tensordict transformers verl trl roll slime miles vllm sglang ray omegaconf PyYAML pillow".split()
+)
+
+LOW_SPACE = 1_000_000_000
+SLOW_SYNC = 0.1
+
+MEANINGS = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8 or :16:8 makes cuBLAS repeat its sums in the same order",
+    "NCCL_ALGO": "a fixed algorithm (Ring or Tree) fixes the order in which ranks are summed",
+    "NCCL_PROTO": "a fixed protocol (Simple) goes with a fixed NCCL_ALGO",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0 keeps Transformer Engine to deterministic attention kernels",
+    "DETERMINISTIC_MODE": "1 makes ROLL switch PyTorch to deterministic algorithms",
+    "PYTHONHASHSEED": "a fixed number fixes the order of Python sets in every process",
+    "VLLM_BATCH_INVARIANT": "1 makes vLLM's results independent of what else is in the batch",
+    "OMP_NUM_THREADS": "a fixed number fixes how CPU sums are split over threads",
+    "MKL_NUM_THREADS": "the same for Intel MKL",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing found out."""
+
+    topic: str
+    name: str
+    value: str
+    note: str = ""
+    """What it means."""
+    attention: str | None = None
+    """What should be done about it; None if it is well."""
+
+
+def versions() -> Iterator[Fact]:
+    """What is installed, asked of the packages' metadata: nothing is imported."""
+    yield Fact("versions", "rolltape", __version__)
+    yield Fact("versions", "python", platform.python_version(), f"{platform.system()} {platform.machine()}")
+    for name in (*NEEDED, *OPTIONAL):
+        try:
+            yield _release(name, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            if name in NEEDED:
+                yield Fact("versions", name, "not found", attention=f"pip install {name}")
+
+
+def _release(name: str, version: str) -> Fact:
+    """An installed release, and whether it is tested, expected to work, or refused."""
+    known = standing(name, version)
+    if known is None:
+        return Fact("versions", name, version)
+    word, why = known
+    note = f"{word}: {why}" if why else word
+    return Fact("versions", name, version, note, attention=note if word == "refused" else None)
+
+
+def processor(environ: Mapping[str, str]) -> Iterator[Fact]:
+    """Whether torch, where there is one, can multiply bf16 matrices here: tried in a process of its own."""
+    if not cpu_probe.has_torch():
+        return
+    topic, name, found = "processor", "bf16 in torch", cpu_probe.find()
+    if found.failed:
+        broken = "torch is installed and does not work"
+        yield Fact(topic, name, f"not tried: {found.failed}", attention=broken)
+    elif found.died_by:
+        cause = "the CPU announces instructions that its host does not grant"
+        cure = f"export {cpu_probe.VARIABLE}={found.limit}"
+        if found.limit is None:
+            cure = f"no limit in {cpu_probe.VARIABLE} helps, keep to float32 on this machine"
+        yield Fact(topic, name, f"ends with {found.died_by}", cause, attention=cure)
+    else:
+        limit = environ.get(cpu_probe.VARIABLE)
+        yield Fact(topic, name, "works", f"under {cpu_probe.VARIABLE}={limit}" if limit else "")
+
+
+def place(directory: str) -> Iterator[Fact]:
+    """Whether a tape can be kept here."""
+    path = os.path.abspath(os.path.expanduser(directory))
+    yield _kind(path)
+    if RAY_SESSION.search(f"{path}/"):
+        hint = "Ray removes this folder, and other runs cannot find it; record to a directory elsewhere"
+        yield Fact("tape", "Ray session", "inside one", attention=hint)
+    parent = path
+    while not os.path.isdir(parent):
+        parent = os.path.dirname(parent)
+    free = posix.free_bytes(parent)
+    low = f"less than {amount(LOW_SPACE)}: free some space before you record" if free < LOW_SPACE else None
+    yield Fact("tape", "free space", amount(free), attention=low)
+    yield _writability(parent)
+
+
+def _kind(path: str) -> Fact:
+    if os.path.isfile(path):
+        return Fact("tape", "directory", path, attention="this is a file; choose another path")
+    if not os.path.isdir(path):
+        return Fact("tape", "directory", path, "will be created")
+    if not is_tape(path):
+        return Fact("tape", "directory", path, "no tape yet")
+    try:
+        manifest = open(path).manifest
+    except RolltapeError as error:
+        return Fact("tape", "directory", path, attention=error.what)
+    return Fact("tape", "directory", path, f"tape {str(manifest.id)[:8]}, written by {manifest.producer}")
+
+
+def _writability(folder: str) -> Fact:
+    """Write and sync a file that has no name, and see how long the disk takes."""
+    took = []
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            for _ in range(5):
+                file.write(os.urandom(4096))
+                file.flush()
+                started = time.perf_counter()
+                os.fsync(file.fileno())
+                took.append(time.perf_counter() - started)
+    except OSError as error:
+        hint = "replaying works; to record, choose a directory that can be written"
+        return Fact("tape", "writable", f"no: {error.strerror}", attention=hint)
+    median = statistics.median(took)
+    slow = "slow: every recording waits that long in the background; a local disk is faster"
+    value = f"yes, fsync takes {median * 1000:.1f} ms"
+    return Fact("tape", "writable", value, attention=slow if median > SLOW_SYNC else None)
+
+
+def settings(environ: Mapping[str, str]) -> Iterator[Fact]:
+    """The ROLLTAPE_* variables in force, and whether they can be understood."""
+    wrong: RolltapeError | None = None
+    try:
+        resolve({}, environ)
+    except RolltapeError as error:
+        wrong = error
+    for name in sorted(environ):
+        if name.startswith("ROLLTAPE_"):
+            blamed = wrong if wrong is not None and name in (wrong.where or "").split() else None
+            yield Fact("settings", name, environ[name], attention=_said(blamed) if blamed else None)
+            wrong = None if blamed else wrong
+    if wrong is not None:
+        yield Fact("settings", "together", wrong.where or "ROLLTAPE_*", attention=_said(wrong))
+
+
+def _said(error: RolltapeError) -> str:
+    return f"{error.what}; {error.hint}" if error.hint else error.what
+
+
+def determinism(environ: Mapping[str, str], directory: str) -> Iterator[Fact]:
+    """The flags that decide whether two runs can agree bit for bit: none is an error by itself."""
+    recorded: Mapping[str, str] = {}
+    with suppress(RolltapeError):
+        recorded = open(directory).manifest.environment
+    for name in WATCHED:
+        here, then = environ.get(name, ""), recorded.get(name, "")
+        value = here or "not set"
+        if recorded and here != then:
+            value += f" (on the tape: {then or 'not set'})"
+        yield Fact("determinism", name, value, MEANINGS.get(name, ""))

@@ -1,0 +1,1 @@
+"""Batches as Parquet files, and back: packed, proven, sealed."""

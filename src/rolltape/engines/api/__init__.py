@@ -1,0 +1,1 @@
+"""The interface of every engine: prompts in, completions with log-probs out."""

@@ -1,0 +1,22 @@
+"""Imports optional packages when they are needed, and raises an error that says how to install them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from rolltape.errors import MissingDependencyError
+
+
+def library(name: str, *, extra: str, for_what: str) -> Any:
+    """Import an optional package; ``extra`` is the extra of Rolltape that installs it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        top = name.partition(".")[0]
+        if (error.name or "").partition(".")[0] != top:  # it is installed, but something it needs is not
+            raise
+        raise MissingDependencyError(
+            f"{for_what} needs {top}, which is not installed",
+            hint=f'pip install "rolltape[{extra}]"',
+        ) from None

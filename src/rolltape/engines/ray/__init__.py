@@ -1,0 +1,1 @@
+"""Any engine as replicas on a Ray cluster."""

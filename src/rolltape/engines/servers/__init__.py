@@ -1,0 +1,1 @@
+"""Engines behind a server: OpenAI's dialects and SGLang."""

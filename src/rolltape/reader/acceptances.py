@@ -1,0 +1,42 @@
+"""Who accepted which change of a baseline, and why: ``accepted.jsonl``, a line each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from rolltape.errors import CorruptFileError, StepMissingError
+from rolltape.storage import Storage
+
+NAME = "accepted.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """One change of a baseline."""
+
+    author: str
+    reason: str
+    before: str
+    """The id that the baseline had."""
+    candidate: str
+    """The id of the tape that was accepted."""
+    verdict: str
+    """What the comparison of the two said."""
+    when: str = ""
+
+
+def acceptances(storage: Storage) -> list[Acceptance]:
+    """Every acceptance of a tape, oldest first."""
+    try:
+        lines = bytes(storage.read(NAME)).decode("utf-8", "replace").splitlines()
+    except StepMissingError:
+        return []
+    try:
+        return [Acceptance(**json.loads(line)) for line in lines if line.strip()]
+    except (ValueError, TypeError) as error:
+        raise CorruptFileError(
+            f"a line about an acceptance cannot be read: {error}",
+            where=f"{storage.location}/{NAME}",
+            hint="remove that line; the recordings beside it are untouched",
+        ) from None

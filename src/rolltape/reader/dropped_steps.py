@@ -1,0 +1,54 @@
+"""``dropped.jsonl``: steps that were dropped from a tape on purpose, so that a check does not miss them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from rolltape.errors import RolltapeError, StepMissingError
+from rolltape.key import Key
+from rolltape.steps import StepSelector
+from rolltape.storage import Storage
+
+NAME = "dropped.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Steps that are not on the tape, and are not to be."""
+
+    steps: str
+    """As in ``0-9,20``."""
+    split: str | None = None
+    stage: str | None = None
+    """None for all."""
+    others: bool = False
+    """True if ``steps`` are those that were kept, and all others were left behind."""
+
+    def holds(self, key: Key) -> bool:
+        """Whether a recording was among them."""
+        if self.split not in (None, key.split) or self.stage not in (None, key.stage):
+            return False
+        return (key.step in StepSelector.parse(self.steps)) != self.others
+
+
+def note_dropped(storage: Storage, dropped: Dropped) -> None:
+    """Keep on the tape what was dropped."""
+    storage.append(NAME, json.dumps(asdict(dropped)).encode())
+
+
+def read_dropped(storage: Storage) -> list[Dropped]:
+    """What was dropped from a tape; lines that cannot be read say nothing."""
+    try:
+        lines = bytes(storage.read(NAME)).decode("utf-8", "replace").splitlines()
+    except StepMissingError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            one = Dropped(**json.loads(line))
+            one.holds(Key(step=0))
+        except (ValueError, TypeError, RolltapeError):
+            continue
+        found.append(one)
+    return found

@@ -1,0 +1,232 @@
+"""What is wrong with a tape: every file is read, every checksum compared, everything decoded."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from stat import S_ISREG
+
+from rolltape.errors import (
+    CorruptFileError,
+    MisplacedFileError,
+    MissingDependencyError,
+    RolltapeError,
+    StepMissingError,
+    UnknownAdapterError,
+)
+from rolltape.key import Key, metrics_path
+from rolltape.reader.dropped_steps import read_dropped
+from rolltape.reader.listing import NOTES, all_files, is_name
+from rolltape.storage import LocalStorage, Stat, posix
+from rolltape.storage.beneath import not_regular
+from rolltape.tape.checked_lines import check_line
+from rolltape.tape.manifest import NAME, read_manifest
+from rolltape.tape.metrics import read_line
+from rolltape.tape.opening import STALE_AFTER
+from rolltape.tape.recording import Recording
+from rolltape.tape.step_index import call_order
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    kind: str
+    """``damaged``, ``missing``, ``misplaced``, ``inputs``, ``metrics``, ``foreign`` or ``leftover``."""
+    file: str
+    """Relative to the tape."""
+    message: str
+    columns: tuple[str, ...] = ()
+    """The damaged columns, where they are known."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check of one tape found."""
+
+    tape: str
+    files: int = 0
+    bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    undecoded: list[str] = field(default_factory=list)
+    """Files with values of classes that this process does not know: their checksums are right."""
+    anonymous: int = 0
+    """Older recordings, which do not say of which tape they are: only their place is checked."""
+    in_progress: int = 0
+    """Files that another process is writing now."""
+
+
+Tick = Callable[[Stat], None]
+"""Told of every file that is done."""
+
+
+def inspect(storage: LocalStorage, tick: Tick = lambda stat: None) -> Report:
+    """Check all of a tape."""
+    report = Report(storage.location)
+    listed = sorted(all_files(storage), key=lambda stat: stat.name)
+    names = {stat.name for stat in listed}
+    for stat in listed:
+        report.files += 1
+        report.bytes += stat.size
+        report.findings += _look_at(storage, stat, names, report)
+        tick(stat)
+    report.findings += missing_recordings(storage, names)
+    stale, report.in_progress = stale_files(storage)
+    report.findings += [Finding("leftover", name, "half-written by a process that is gone") for name in stale]
+    return report
+
+
+def _look_at(storage: LocalStorage, stat: Stat, names: set[str], report: Report) -> Iterator[Finding]:
+    name = stat.name
+    split = name.partition("/")[0]
+    mode = os.lstat(f"{storage.location}/{name}").st_mode
+    if not S_ISREG(mode):
+        yield Finding("foreign", name, not_regular(name, mode).what)
+    elif name == NAME:
+        yield from _manifest(storage)
+    elif is_name(split) and name == metrics_path(split):
+        yield from _metrics(storage, name)
+    elif (key := Key.parse(name)) is not None:
+        yield from look_at_recording(storage, key, names, report)
+    elif name not in NOTES:  # notes of the comparison, which reads them with care itself
+        yield Finding("foreign", name, "no part of a tape has this name; Rolltape never reads it")
+
+
+def missing_recordings(storage: LocalStorage, names: Collection[str]) -> Iterator[Finding]:
+    """Recordings that others were made after and that are gone, unless they were dropped on purpose."""
+    dropped = read_dropped(storage)
+    shards: dict[tuple[str, str, int], list[Key]] = {}
+    for key in sorted(filter(None, map(Key.parse, names)), key=call_order):
+        if not key.inputs:
+            shards.setdefault((key.split, key.stage, key.rank), []).append(key)
+    for keys in shards.values():
+        there = {key.step for key in keys}
+        for key in keys:
+            gone = _recorded_before(storage, key, there)
+            if gone is not None and not any(one.holds(gone) for one in dropped):
+                there.add(gone.step)  # said once
+                what = f"step {gone.step} of {key.split}/{key.stage}"
+                yield Finding("missing", gone.path, f"{what} is gone: step {key.step} was recorded after it")
+            if type(key.call) is int and key.call and replace(key, call=key.call - 1).path not in names:
+                gone = replace(key, call=key.call - 1)
+                text = f"call {gone.call} of step {key.step} is gone, and call {key.call} is there"
+                yield Finding("missing", gone.path, text)
+
+
+def _recorded_before(storage: LocalStorage, key: Key, there: Collection[int]) -> Key | None:
+    """The recording that this one was made after, if it is gone from the middle of the tape."""
+    try:
+        about = Recording(storage, key).about
+    except RolltapeError:  # a damaged one has been found
+        return None
+    before = about.previous
+    if before is None or before in there or before < min(there) or "max_keep" in about:
+        return None
+    return replace(key, step=before, call=key.call if isinstance(key.call, str) else 0)
+
+
+def _manifest(storage: LocalStorage) -> Iterator[Finding]:
+    try:
+        read_manifest(storage)
+    except RolltapeError as error:
+        yield Finding("damaged", NAME, error.what)
+
+
+def _metrics(storage: LocalStorage, name: str) -> Iterator[Finding]:
+    for number, line in enumerate(bytes(storage.read(name)).split(b"\n"), 1):
+        wrong = wrong_with(line) if line else None
+        if wrong is not None:
+            yield Finding("metrics", name, f"line {number} {wrong}")
+
+
+def wrong_with(line: bytes) -> str | None:
+    """What is wrong with a line of metrics."""
+    try:
+        body = check_line(line, "")
+    except CorruptFileError:
+        return "does not match its checksum"
+    if body is None:
+        return "was cut short: its process died while writing it"
+    try:
+        read_line(body, "")
+    except CorruptFileError as error:
+        return f"cannot be read: {error.what}"
+    return None
+
+
+def look_at_recording(
+    storage: LocalStorage, key: Key, names: Collection[str], report: Report
+) -> Iterator[Finding]:
+    """What is wrong with one recording; ``names`` are the files there are."""
+    recording = Recording(storage, key)
+    try:
+        recording.verify()
+    except (UnknownAdapterError, MissingDependencyError):  # checksums come first, so these are right
+        report.undecoded.append(key.path)
+    except MisplacedFileError as error:
+        yield Finding("misplaced", key.path, error.what)
+        return
+    except CorruptFileError as error:
+        columns = tuple(_damaged_columns(recording))
+        several = f"columns {', '.join(columns)} do not match their checksums"
+        yield Finding("damaged", key.path, several if len(columns) > 1 else error.what, columns)
+        return
+    except StepMissingError:  # deleted since it was listed
+        return
+    except Exception as error:  # it may not be read, or has right checksums and yet cannot be decoded
+        why = error.what if isinstance(error, RolltapeError) else f"{type(error).__name__}: {error}"
+        yield Finding("damaged", key.path, f"it cannot be read: {why}")
+        return
+    report.anonymous += recording.about.tape is None
+    yield from _inputs(recording, names)
+
+
+def _damaged_columns(recording: Recording) -> Iterator[str]:
+    """Which columns of a damaged file cannot be read; none where already its footer cannot."""
+    try:
+        file = recording.file
+        names = list(file.stored_columns)
+    except RolltapeError:
+        return
+    for name in names:
+        try:
+            file.columns([name])
+        except CorruptFileError:
+            yield name
+        except RolltapeError:
+            continue
+
+
+def _inputs(recording: Recording, names: Collection[str]) -> Iterator[Finding]:
+    """Whether a recording has its inputs, and inputs their recording."""
+    key, about = recording.key, recording.about
+    inputs = replace(key, inputs=not key.inputs).path
+    if not key.inputs and about.inputs is not None and inputs not in names:
+        yield Finding("inputs", key.path, "its inputs were recorded, and their file is missing")
+    if key.inputs and inputs not in names:
+        yield Finding(
+            "leftover", key.path, "inputs of a result that is not there; prune --steps removes them"
+        )
+
+
+def stale_files(storage: LocalStorage) -> tuple[list[str], int]:
+    """The half-written files of writers that are gone, and how many files are being written now."""
+    stale: list[str] = []
+    live = 0
+    folder = os.path.join(storage.location, ".tmp")
+    if os.path.islink(folder):
+        return [".tmp"], 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.endswith(".tmp"):  # the lock
+                continue
+            with suppress(FileNotFoundError):  # published meanwhile
+                age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                if posix.is_stale(posix.writer_runs(entry.name), age, STALE_AFTER):
+                    stale.append(f".tmp/{entry.name}")
+                else:
+                    live += 1
+    return sorted(stale), live

@@ -1,0 +1,246 @@
+"""``Run``: a tape opened to be read. Nothing on it changes, and a run may still be recording onto it.
+
+>>> import rolltape, tempfile
+>>> folder = tempfile.mkdtemp() + "/base"
+>>> with rolltape.Tape(folder, mode="record") as tape, tape.step(0):
+...     batch = tape.stage("rollout")(lambda: {"uid": ["a", "b"], "reward": [0.0, 1.0]})()
+...     tape.log({"loss": 0.5})
+>>> run = rolltape.open(folder)
+>>> run.splits, run.stages(), run.steps(), run.metrics()
+(['train'], ['rollout'], [0], {0: {'loss': 0.5}})
+>>> run.samples(0)["b", 0]["reward"]
+1.0
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rolltape.errors import CorruptFileError, RolltapeError
+from rolltape.key import Key, check_name, metrics_path
+from rolltape.reader.acceptances import acceptances
+from rolltape.reader.listing import StageFiles, is_name, stage_files
+from rolltape.reader.samples import Samples
+from rolltape.reader.wording import moment
+from rolltape.storage import LocalStorage
+from rolltape.tape.manifest import Manifest, read_manifest
+from rolltape.tape.metrics import read_all_metrics
+from rolltape.tape.missing import explain_missing
+from rolltape.tape.opening import not_found, resolved_dir
+from rolltape.tape.recording import Recording
+
+SETTLED = 2.0
+"""Seconds after which an unchanged folder is not listed again: the clocks of file systems are coarse."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    files: StageFiles
+    changed: int
+    """When the folder last changed, as it says."""
+    when: float
+    """When it was listed."""
+
+
+class Run:
+    """What is on a tape. Made by :func:`rolltape.open`."""
+
+    def __init__(self, path: str, storage: LocalStorage, manifest: Manifest) -> None:
+        self.path = path
+        """As it was asked for."""
+        self.storage = storage
+        self.manifest = manifest
+        """What ``tape.json`` says."""
+        self._listed: dict[tuple[str, str], _Listed] = {}
+        self._positions: dict[tuple[str, str], float] = {}
+
+    def __repr__(self) -> str:
+        return f"Run({self.path!r}, {self.title})"
+
+    @property
+    def location(self) -> str:
+        """Where it is, as an absolute path."""
+        return self.storage.location
+
+    @property
+    def title(self) -> str:
+        """The tape in a line, for people."""
+        return f"id {self.manifest.id[:8]}, created {moment(self.manifest.created)}"
+
+    @property
+    def id(self) -> str:
+        """Names the tape, wherever it is copied."""
+        return self.manifest.id
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """What the run said about itself, in named parts."""
+        return self.manifest.fingerprint
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """The fingerprint setting by setting: ``{"sampling.temperature": 1.0}``."""
+        return dict(_settings(self.manifest.fingerprint))
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Versions and flags that could change numbers."""
+        return self.manifest.environment
+
+    # -- what there is ---------------------------------------------------------------------------------
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits, ``train`` first; one that has only metrics counts."""
+        names = [name for folder in self.storage.folders("") if is_name(name := folder.rstrip("/"))]
+        found = [name for name in names if self.storage.exists(metrics_path(name)) or self.stages(name)]
+        return sorted(found, key=lambda name: (name != "train", name))
+
+    def stages(self, split: str = "train") -> list[str]:
+        """The stages that have recordings, in the order in which a step ran them."""
+        folders = [folder.rstrip("/").rsplit("/", 1)[-1] for folder in self.storage.folders(f"{split}/")]
+        found = [name for name in folders if is_name(name) and self.files(name, split).files]
+        if len(found) < 2:
+            return found
+        return sorted(found, key=lambda name: (self._position(split, name), name))
+
+    def steps(self, stage: str | None = None, split: str = "train") -> list[int]:
+        """The recorded steps of a stage, or of all stages."""
+        stages = self.stages(split) if stage is None else [stage]
+        return sorted({step for name in stages for step, _ in self.files(name, split).files})
+
+    def files(self, stage: str = "rollout", split: str = "train") -> StageFiles:
+        """The files of a stage. A folder that has not changed since is not listed again."""
+        check_name("split", split)
+        check_name("stage", stage)
+        try:
+            changed = os.stat(f"{self.location}/{split}/{stage}").st_mtime_ns
+        except OSError:
+            return StageFiles(split, stage, [], [])
+        known = self._listed.get((split, stage))
+        if known is None or known.changed != changed or known.when - changed / 1e9 <= SETTLED:
+            when = time.time()
+            files = next(stage_files(self.storage, split, stage), StageFiles(split, stage, [], []))
+            known = self._listed[split, stage] = _Listed(files, changed, when)
+        return known.files
+
+    def recordings(self, stage: str | None = None, split: str | None = None) -> Iterator[Recording]:
+        """Every recording, of one stage or split where that is named; reads names only."""
+        for each in self.splits if split is None else [split]:
+            for name in self.stages(each) if stage is None else [stage]:
+                yield from (self.recording(key) for key in self.files(name, each).recordings())
+
+    def recording(self, key: Key) -> Recording:
+        """One recording, to read all or part of."""
+        return Recording(self.storage, key)
+
+    def find(self, key: Key, rank: int | None = None) -> Recording | None:
+        """The recording of a call, or its inputs; of several shards that of ``rank``, else the first."""
+        for found in self.files(key.stage, key.split).at(key.step):
+            if found.call == key.call and rank in (None, found.rank):
+                wanted = replace(found, inputs=key.inputs)
+                return self.recording(wanted) if self.storage.exists(wanted.path) else None
+        return None
+
+    # -- what it says ----------------------------------------------------------------------------------
+
+    def metrics(
+        self, split: str = "train", rank: int = 0, damaged: list[CorruptFileError] | None = None
+    ) -> dict[int, dict[str, Any]]:
+        """What a rank logged, by step. Lines that cannot be read are an error, or go to ``damaged``."""
+        return read_all_metrics(self.storage, split, damaged).get(rank, {})
+
+    def metrics_by_rank(self, split: str = "train") -> dict[int, dict[int, dict[str, Any]]]:
+        """What every rank logged: rank -> step -> name -> value."""
+        return read_all_metrics(self.storage, split)
+
+    def seconds(self, stage: str, split: str = "train") -> dict[int, float]:
+        """What the live calls of a stage took, by step: calls added up, of shards the slowest."""
+        by_rank: dict[int, dict[int, float]] = {}
+        for key in self.files(stage, split).recordings():
+            mine = by_rank.setdefault(key.step, {})
+            mine[key.rank] = mine.get(key.rank, 0.0) + (self.recording(key).about.live_seconds or 0.0)
+        return {step: max(found.values()) for step, found in by_rank.items()}
+
+    def samples(
+        self, step: int, stage: str = "rollout", split: str = "train", *, whole: bool = False
+    ) -> Samples:
+        """One stage at one step, whatever its calls and shards. ``whole`` reads its files in one go."""
+        keys = self.files(stage, split).at(step)
+        if not keys:
+            raise explain_missing(self.storage, Key(split=split, stage=stage, step=step))
+        other = self.files("rollout", split).at(step) if stage != "rollout" else []
+        rollout = Samples([self.recording(key) for key in other]) if other else None
+        return Samples([self.recording(key) for key in keys], whole=whole, rollout=rollout)
+
+    def baseline(self, among: Sequence[Run] = ()) -> Run | None:
+        """The tape whose replay wrote this one: one of these, else where it was, if it is still there."""
+        wanted = self.manifest.baseline
+        if wanted is None:
+            return None
+        for run in among:
+            if run is not self and self.replays(run):
+                return run
+        try:
+            found = open(wanted["dir"]) if os.path.isdir(wanted["dir"]) else None
+        except RolltapeError:
+            return None
+        return found if found is not None and self.replays(found) else None
+
+    def replays(self, other: Run) -> bool:
+        """Whether this is what a replay of the other computed, or of what the other was made of."""
+        mine = self.manifest.baseline
+        return mine is not None and mine["id"] in other.ids
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Its id, those it had before it accepted a change, and those of the tapes it was cut out of."""
+        cut = self.manifest.cut
+        return self.id, *(one.before for one in acceptances(self.storage)), *(cut["of"] if cut else ())
+
+    def version(self) -> str:
+        """Changes whenever something lands on the tape."""
+        marks: list[str] = []
+        for split in self.splits:
+            for stage in self.stages(split):
+                files = self.files(stage, split).files
+                marks.append(f"{len(files)}.{self._listed[split, stage].changed:x}")
+            stat = self.storage.stat(metrics_path(split))
+            marks.append(str(stat.size if stat else 0))
+        return "-".join(marks)
+
+    def _position(self, split: str, stage: str) -> float:
+        """Where in a step a stage comes, which its first recording says; at the end where it does not."""
+        if (split, stage) not in self._positions:
+            files, position = self.files(stage, split), None
+            with suppress(RolltapeError, IndexError):  # a damaged file is told by whoever reads it
+                about = self.recording(files.at(files.files[0][0])[0]).about
+                position = about.position if about.order is None else about.order
+            self._positions[split, stage] = float("inf") if position is None else position
+        return self._positions[split, stage]
+
+
+def open(path: str | os.PathLike[str]) -> Run:
+    """Open a tape to read it. Nothing is ever written, and a place without a tape is an error.
+
+    Works while the run is being recorded: what has landed since is there when it is next asked for.
+    """
+    location = resolved_dir(os.fspath(path))
+    storage = LocalStorage(location)
+    manifest = read_manifest(storage)
+    if manifest is None:
+        raise not_found(storage)
+    return Run(os.fspath(path), storage, manifest)
+
+
+def _settings(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in parts.items():
+        if isinstance(value, Mapping) and value and not next(iter(value)).startswith("$"):
+            yield from _settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,135 @@
+"""What is on a tape: which recordings exist, listed no more often than needed.
+
+Asking for one step costs one look at its file, however many there are. A stage's folder is listed when a
+substitute is first asked for, and kept up to date from then on with what this process writes and drops.
+What other processes write is seen when it is asked for by its step.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TypeAlias, overload
+
+from rolltape.key import Key
+from rolltape.storage import Storage
+from rolltape.tape.current_run import other_run
+from rolltape.tape.writer import Writer
+
+_Series: TypeAlias = "tuple[int | str, int, int]"
+"""Recordings that stand in for one another: the same call of the same shard."""
+
+
+class StepIndex:
+    """Knows which steps are recorded; what is waiting to be written counts as recorded."""
+
+    def __init__(self, storage: Storage, writer: Writer) -> None:
+        self._storage = storage
+        self._writer = writer
+        self._is_others = other_run(storage)
+        self._listed: dict[tuple[str, str], dict[_Series, list[int]]] = {}
+        self._lock = threading.Lock()
+
+    def holds(self, key: Key) -> bool:
+        """Whether this very recording is there."""
+        if self._writer.is_pending(key.path):
+            return True
+        return self._storage.exists(key.path) and not (self._is_others and self._is_others(key))
+
+    def steps(self, key: Key) -> RecordedSteps:
+        """The recorded steps of the call and shard of ``key``."""
+        return RecordedSteps(self, key)
+
+    def in_order(self, key: Key) -> list[int]:
+        """The same as a list that is not to be changed."""
+        with self._lock:
+            folder = self._listed.get((key.split, key.stage))
+            if folder is None:
+                folder = self._listed[key.split, key.stage] = self._list(key.split, key.stage)
+            return folder.get(_series(key), [])
+
+    def add(self, key: Key) -> None:
+        """Note a recording that is about to be written."""
+        self._change(key, 1)
+
+    def remove(self, key: Key) -> None:
+        """Note that a recording is gone."""
+        self._change(key, 0)
+
+    def forget(self, key: Key) -> None:
+        """List the folder again when it is next asked for: others have changed it."""
+        with self._lock:
+            self._listed.pop((key.split, key.stage), None)
+
+    def _list(self, split: str, stage: str) -> dict[_Series, list[int]]:
+        # Pending first: what is finished in between is listed then.
+        names = {name for name in self._writer.pending() if name.startswith(f"{split}/{stage}/")}
+        names.update(self._storage.names(f"{split}/{stage}/"))
+        found: defaultdict[_Series, list[int]] = defaultdict(list)
+        for key in filter(None, map(Key.parse, names)):
+            if not key.inputs and not (self._is_others and self._is_others(key)):
+                found[_series(key)].append(key.step)
+        return {series: sorted(steps) for series, steps in found.items()}
+
+    def _change(self, key: Key, count: int) -> None:
+        with self._lock:
+            folder = self._listed.get((key.split, key.stage))
+            if folder is not None:
+                # A new list: a decision may be looking at the old one.
+                steps = folder.get(_series(key), [])
+                at = bisect_left(steps, key.step)
+                known = at < len(steps) and steps[at] == key.step
+                folder[_series(key)] = [*steps[:at], *[key.step] * count, *steps[at + known :]]
+
+
+class RecordedSteps(Sequence[int]):
+    """The recorded steps of one call of one stage in ascending order, as ``policy.decide`` wants them."""
+
+    def __init__(self, step_index: StepIndex, key: Key) -> None:
+        self._index = step_index
+        self._key = key
+        self._steps: list[int] | None = None
+
+    def __contains__(self, step: object) -> bool:
+        return isinstance(step, int) and self._index.holds(replace(self._key, step=step))
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        return self._in_order()[at]
+
+    def __len__(self) -> int:
+        return len(self._in_order())
+
+    def _in_order(self) -> list[int]:
+        if self._steps is None:
+            self._steps = self._index.in_order(self._key)
+        return self._steps
+
+
+def recordings(storage: Storage, split: str | None = None, stage: str | None = None) -> Iterator[Key]:
+    """Every recording of the current run, in the order of split, stage, step and call, without inputs."""
+    is_others = other_run(storage)
+    for split_folder in sorted(storage.folders("")):
+        if split not in (None, split_folder.rstrip("/")):
+            continue
+        for folder in sorted(storage.folders(split_folder)):
+            if stage not in (None, folder.rstrip("/").rsplit("/", 1)[-1]):
+                continue
+            keys = [key for name in storage.names(folder) if (key := Key.parse(name)) and not key.inputs]
+            yield from sorted((key for key in keys if not (is_others and is_others(key))), key=call_order)
+
+
+def _series(key: Key) -> _Series:
+    return key.call, key.rank, key.world_size
+
+
+def call_order(key: Key) -> tuple[int, bool, int, str, int]:
+    """Sorts the recordings of a stage: by step, call and rank; numbered calls before named ones."""
+    named = isinstance(key.call, str)
+    return key.step, named, key.call if isinstance(key.call, int) else 0, str(key.call), key.rank

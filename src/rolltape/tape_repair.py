@@ -1,0 +1,195 @@
+"""Mends a tape: fetches what is damaged or gone from a copy, or drops it, to be recorded again."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from rolltape.errors import (
+    CorruptFileError,
+    MismatchError,
+    RolltapeError,
+    StepMissingError,
+    TapeNotFoundError,
+)
+from rolltape.key import Key, metrics_path
+from rolltape.reader.integrity import Finding, Report, inspect, look_at_recording, wrong_with
+from rolltape.storage import LocalStorage
+from rolltape.tape.manifest import NAME, Manifest, digest_of, new_manifest, read_manifest, write_manifest
+from rolltape.tape.opening import not_found
+from rolltape.tape.recording import Recording
+from rolltape.tape.step_index import recordings
+
+MENDED = ("damaged", "missing", "misplaced", "inputs", "metrics")
+"""The findings of a check that can be mended; leftovers and foreign files harm nobody."""
+
+
+@dataclass(slots=True)
+class Repair:
+    """What was done."""
+
+    fetched: list[str] = field(default_factory=list)
+    """Files that were fetched from the copy."""
+    dropped: list[tuple[str, int]] = field(default_factory=list)
+    """Splits and steps that were dropped with all their stages."""
+    lines: int = 0
+    """Lines of metrics that were dropped."""
+    made: bool = False
+    """Whether ``tape.json`` was made anew."""
+    left: list[Finding] = field(default_factory=list)
+    """What is still wrong."""
+
+
+def repair(tape: LocalStorage, copy: LocalStorage | None = None, *, drop: bool = False) -> Repair:
+    """Make ``tape.json`` if it is gone; fetch what is damaged or gone from ``copy``; drop what is left then.
+
+    A step is dropped with all its stages and metrics: what was computed from a recording goes with it.
+    """
+    done = Repair()
+    _mend_manifest(tape, copy, done)
+    if copy is not None:
+        for finding in _wrong(tape):
+            _fetch(tape, copy, finding, done)
+    if drop:
+        for finding in _wrong(tape):
+            _drop(tape, finding, done)
+    # A step that was dropped is missing from now on, until it is recorded again: that is no news.
+    dropped = set(done.dropped)
+    done.left = [one for one in _wrong(tape) if (at := _place(one)) is None or at not in dropped]
+    return done
+
+
+def _wrong(tape: LocalStorage) -> list[Finding]:
+    return [finding for finding in inspect(tape).findings if finding.kind in MENDED]
+
+
+def _place(finding: Finding) -> tuple[str, int] | None:
+    key = Key.parse(finding.file)
+    return None if key is None else (key.split, key.step)
+
+
+# -- tape.json ---------------------------------------------------------------------------------------------
+
+
+def _mend_manifest(tape: LocalStorage, copy: LocalStorage | None, done: Repair) -> None:
+    theirs = None if copy is None else read_manifest(copy)
+    if copy is not None and theirs is None:
+        raise not_found(copy)
+    try:
+        mine = read_manifest(tape)
+    except CorruptFileError:
+        mine = None
+    if mine is not None and theirs is not None and mine.id != theirs.id:
+        raise MismatchError(
+            "the copy is a copy of another tape",
+            where=copy.location if copy else None,
+            causes=[f"it has the id {theirs.id[:8]}, and this tape {mine.id[:8]}"],
+            hint="name a copy of this very tape",
+        )
+    if mine is not None:
+        return
+    if theirs is not None:
+        write_manifest(tape, theirs, replace=True)
+        done.fetched.append(NAME)
+        return
+    write_manifest(tape, _made_anew(tape), replace=True)
+    done.made = True
+
+
+def _made_anew(tape: LocalStorage) -> Manifest:
+    """What the recordings still say about their tape: when it began, its id, a digest of its fingerprint."""
+    when: list[str] = []
+    ids: set[str] = set()
+    digests: Counter[str] = Counter()
+    for key in recordings(tape):
+        try:
+            about = Recording(tape, key).about
+        except RolltapeError:  # a damaged one says nothing
+            continue
+        when += [about.recorded] if about.recorded else []
+        digests.update([about.fingerprint] if about.fingerprint else [])
+        ids.add(about.tape or "")
+    if not when:
+        if next(recordings(tape), None) is None:
+            raise not_found(tape)
+        raise TapeNotFoundError("tape.json is gone, and no recording can be read", where=tape.location)
+    fresh = new_manifest({})
+    digest = digests.most_common(1)[0][0] if digests else None
+    return replace(
+        fresh,
+        id=known if len(known := next(iter(ids))) == len(fresh.id) and len(ids) == 1 else fresh.id,
+        created=min(when),
+        environment={},
+        lost=None if digest == digest_of({}) else digest,
+    )
+
+
+# -- recordings and metrics --------------------------------------------------------------------------------
+
+
+def _fetch(tape: LocalStorage, copy: LocalStorage, finding: Finding, done: Repair) -> None:
+    """Take one file from the copy, if it is sound there."""
+    key = Key.parse(finding.file)
+    if key is None:
+        if finding.kind == "metrics" and finding.file not in done.fetched:
+            _fetch_metrics(tape, copy, finding.file, done)
+        return
+    result = replace(key, inputs=False)
+    wanted = [one for one in (replace(key, inputs=True), result) if copy.exists(one.path)]
+    if result not in wanted or not all(_is_sound(copy, one) for one in wanted):
+        return
+    for one in wanted:  # inputs first: where a result is visible, what it was made of is too
+        tape.publish(one.path, [copy.read(one.path)], replace=True)
+        done.fetched.append(one.path)
+
+
+def _is_sound(copy: LocalStorage, key: Key) -> bool:
+    names = [replace(key, inputs=flag).path for flag in (False, True)]
+    names = [name for name in names if copy.exists(name)]
+    return not list(look_at_recording(copy, key, names, Report("")))
+
+
+def _fetch_metrics(tape: LocalStorage, copy: LocalStorage, name: str, done: Repair) -> None:
+    mine, theirs = _lines(tape, name), _lines(copy, name)
+    if len(theirs) >= len(mine) and not any(map(wrong_with, theirs)):
+        _write_lines(tape, name, theirs)
+        done.fetched.append(name)
+
+
+def _drop(tape: LocalStorage, finding: Finding, done: Repair) -> None:
+    at = _place(finding)
+    if at is None:
+        if finding.kind == "metrics":
+            kept = [line for line in _lines(tape, finding.file) if wrong_with(line) is None]
+            done.lines += len(_lines(tape, finding.file)) - len(kept)
+            _write_lines(tape, finding.file, kept)
+        return
+    if at in done.dropped:
+        return
+    done.dropped.append(at)
+    split, step = at
+    for key in [key for key in recordings(tape, split) if key.step == step]:
+        tape.delete(key.path)
+        tape.delete(replace(key, inputs=True).path)
+    tape.delete(finding.file)
+    name = metrics_path(split)
+    lines = _lines(tape, name)
+    if lines:
+        _write_lines(tape, name, [line for line in lines if _step(line) != step])
+
+
+def _step(line: bytes) -> int | None:
+    return None if wrong_with(line) else json.loads(line)["step"]
+
+
+def _lines(storage: LocalStorage, name: str) -> list[bytes]:
+    try:
+        return [line for line in bytes(storage.read(name)).split(b"\n") if line]
+    except StepMissingError:
+        return []
+
+
+def _write_lines(tape: LocalStorage, name: str, lines: Iterable[bytes]) -> None:
+    tape.publish(name, [line + b"\n" for line in lines], replace=True)

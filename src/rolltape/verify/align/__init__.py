@@ -1,0 +1,1 @@
+"""Rows of both runs laid beside each other: the same sample, the same token."""

@@ -1,0 +1,1 @@
+"""What a divergence looks like, where it comes from, and whether both runs began alike."""

@@ -1,0 +1,1 @@
+"""How far two values or arrays are apart, and the verdict on that."""

@@ -1,0 +1,1 @@
+"""A recorded stage computed again from the tape alone."""

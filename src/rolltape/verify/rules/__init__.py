@@ -1,0 +1,1 @@
+"""What passes: gates, and the measured noise floor."""

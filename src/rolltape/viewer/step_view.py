@@ -1,0 +1,111 @@
+"""One step of a run: the samples of its main stage, and what the other stages say about each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rolltape.cached import cached_property
+from rolltape.errors import CorruptFileError, MissingDependencyError, RolltapeError, UnknownAdapterError
+from rolltape.reader.given_prompts import given_prompt, is_rollout
+from rolltape.reader.samples import Samples
+from rolltape.reader.step_roles import ColumnOf, Roles, find_roles
+from rolltape.viewer.library import Library
+
+UNREADABLE = (CorruptFileError, UnknownAdapterError, MissingDependencyError)
+"""What is wrong with one column does not hide the others."""
+
+
+class StepView:
+    """A step as the viewer shows it.
+
+    Samples of other stages are matched by uid and index; by their order where a stage has no uids.
+    """
+
+    def __init__(
+        self, library: Library, tape: int, split: str, stage: str, step: int, *, keep: bool = True
+    ) -> None:
+        self.library = library
+        self.split, self.stage, self.step = split, stage, step
+        self.stages: dict[str, Samples] = {}
+        self.damaged: list[str] = []
+        """Other stages of the step that cannot be read: they are told, and the rest is shown."""
+        run = library.runs[tape]
+        base = library.baseline(tape)
+        if not run.files(stage, split).files and base is not None:  # replayed from there: the same samples
+            self.stages[stage] = library.samples(base, split, stage, step, keep=keep)
+        else:
+            self.stages[stage] = library.samples(tape, split, stage, step, keep=keep)
+        for name in run.stages(split):
+            if name != stage and run.files(name, split).at(step):
+                try:
+                    rows = library.samples(tape, split, name, step, keep=keep)
+                    _ = rows.stored
+                except RolltapeError as error:
+                    self.damaged.append(f"{name}: {error.what}")
+                    continue
+                if self._belongs(rows):
+                    self.stages[name] = rows
+
+    @property
+    def main(self) -> Samples:
+        return self.stages[self.stage]
+
+    @cached_property
+    def roles(self) -> Roles:
+        return find_roles(self.stage, {name: rows.stored for name, rows in self.stages.items()})
+
+    def _belongs(self, rows: Samples) -> bool:
+        """Whether a stage is about these samples. Without uids only the number of samples can tell."""
+        try:
+            if len(rows) == len(self.main):
+                return True
+            return any(uid for uid, _ in self.main.ids) and any(one in self.main.places for one in rows.ids)
+        except RolltapeError:
+            return False
+
+    def _in_order(self, rows: Samples) -> bool:
+        """Whether the samples of a stage come as those of the main one do."""
+        if rows is self.main or rows.ids == self.main.ids:
+            return True
+        return rows.anonymous and len(rows) == len(self.main)
+
+    def place(self, stage: str, sample: int) -> int | None:
+        """Which row of a stage is about a sample of the main one."""
+        rows = self.stages[stage]
+        if self._in_order(rows):
+            return sample
+        return rows.places.get(self.main.ids[sample])
+
+    def numbers(self, place: ColumnOf | None) -> np.ndarray | None:
+        """One number for every sample of the main stage; NaN where the other stage lacks it."""
+        return None if place is None else self._aligned(place, self.stages[place.stage].numbers(place.column))
+
+    def means(self, place: ColumnOf | None) -> np.ndarray | None:
+        """The mean over the tokens of every sample."""
+        return None if place is None else self._aligned(place, self.stages[place.stage].means(place.column))
+
+    def _aligned(self, place: ColumnOf, found: np.ndarray) -> np.ndarray:
+        rows = self.stages[place.stage]
+        if self._in_order(rows):
+            return found
+        at = [rows.places.get(one, -1) for one in self.main.ids]
+        return np.append(found, np.nan)[at]
+
+    def prompt(self, sample: int) -> Any:
+        """The prompt as the tape has it: text, a chat, or None where there are token ids at most."""
+        if is_rollout(self.main):
+            return given_prompt(self.main, sample)
+        return None if self.roles.prompt is None else self.main.cell(self.roles.prompt, sample)
+
+    @cached_property
+    def truncated(self) -> np.ndarray | None:
+        """Which samples were cut at their longest; None where nothing says."""
+        if self.roles.finish is not None:
+            reasons = [str(reason).lower() for reason in self.main.cells(self.roles.finish)]
+            return np.isin(reasons, ("length", "max_tokens", "truncated"))
+        lengths, ids = self.main.token_counts[1], self.roles.response_ids
+        if lengths is None or ids is None or self.main.stored[ids].kind != "array":
+            return None
+        return np.asarray(lengths >= self.main.stored[ids].width)

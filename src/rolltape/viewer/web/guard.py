@@ -1,0 +1,100 @@
+"""What stands before every page: who may ask, and what the browser may do with the answer."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Scripts and styles are files of this server; nothing in a page runs, nothing leaves."""
+
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+COOKIE = "rolltape-token"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine only."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Guard:
+    """An ASGI application around another: refuses who may not ask, and adds the headers to every answer."""
+
+    def __init__(self, app: Any, *, token: str | None = None) -> None:
+        self._app = app
+        self._token = token
+        # A cookie cannot hold every text, and a browser that keeps it need not keep the secret itself.
+        self._proof = hashlib.sha256((token or "").encode("utf-8", "surrogateescape")).hexdigest()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
+        refusal = self._refusal(headers, given)
+        extra = dict(HEADERS)
+        if self._token and given and not refusal:
+            extra["set-cookie"] = f"{COOKIE}={self._proof}; Path=/; HttpOnly; SameSite=Strict"
+
+        async def answer(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message.get("headers", []),
+                    *((name.encode(), value.encode()) for name, value in extra.items()),
+                ]
+            await send(message)
+
+        if refusal:
+            text = [(b"content-type", b"text/plain; charset=utf-8")]
+            await answer({"type": "http.response.start", "status": 403, "headers": text})
+            await answer({"type": "http.response.body", "body": refusal.encode()})
+        else:
+            await self._app(scope, receive, answer)
+
+    def _refusal(self, headers: dict[str, str], given: str) -> str:
+        """Why not; empty if nothing speaks against it."""
+        if _is_from_elsewhere(headers):
+            return "This viewer answers no other site: copy the address into the browser instead.\n"
+        if self._token:
+            pairs = (given, self._token) if given else (_cookie(headers.get("cookie", "")), self._proof)
+            same = hmac.compare_digest(*(text.encode("utf-8", "surrogateescape") for text in pairs))
+            return "" if same else "This viewer wants its token: add ?token=… to the address.\n"
+        # A page elsewhere can make its own name point here; its requests then carry that name.
+        host = headers.get("host", "")
+        name = host if host.endswith("]") else host.rsplit(":", 1)[0]
+        return "" if is_loopback(name) else "This viewer answers to this machine's own address only.\n"
+
+
+def _is_from_elsewhere(headers: dict[str, str]) -> bool:
+    """Whether a page of another site made the browser ask."""
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != headers.get("host", ""):
+        return True
+    return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+
+def _cookie(text: str) -> str:
+    try:
+        found = SimpleCookie(text).get(COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found is not None else ""

@@ -1,0 +1,103 @@
+"""Some steps of a run as one file: the same pages, everything inside it, to be opened without a server."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+
+from rolltape.errors import StepMissingError
+from rolltape.reader.step_roles import main_stage
+from rolltape.steps import StepSelector
+from rolltape.viewer.library import Library
+from rolltape.viewer.series import Series
+from rolltape.viewer.step_view import StepView
+from rolltape.viewer.web import assets
+from rolltape.viewer.web.pages import Page, Pages
+
+PREFIX = "#"
+
+
+def export_pages(
+    library: Library, steps: StepSelector, progress: Callable[[int, int], None] = lambda done, total: None
+) -> str:
+    """One HTML document with the runs, the chosen steps of each and all of their samples."""
+    pages = Pages(library, PREFIX)
+    found = list(_pages(library, pages, steps, progress))
+    files = assets.load()
+    style = "\n".join(files[name] for name in assets.named(files, ".css"))
+    script = "\n".join(files[name] for name in assets.named(files, ".js"))
+    return pages.frame(
+        "export.html",
+        title=", ".join(library.name(at) for at in range(len(library.runs))),
+        follow=False,
+        pages=found,
+        notice=assets.notice(files),
+        style=style,
+        script=script,
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+    )
+
+
+def _pages(
+    library: Library, pages: Pages, steps: StepSelector, progress: Callable[[int, int], None]
+) -> Iterator[tuple[str, Page]]:
+    chosen = [
+        (at, split, stage, some)
+        for at in range(len(library.runs))
+        for split, stage, some in _chosen(library, at, steps)
+    ]
+    total = sum(len(some) for *_, some in chosen)
+    if not total:
+        raise StepMissingError(f"no step of {steps} is on the tape", where=library.runs[0].location)
+    done = 0
+    if len(library.runs) > 1:
+        yield "/", pages.index()
+    for at, split, stage, some in chosen:
+        summaries, _ = Series(library, at, split, stage).advance(some, float("inf"))
+        if split == library.runs[at].splits[0]:
+            yield _path(pages, "t", at), pages.overview(at, split, summaries)
+        for step in some:
+            view = StepView(library, at, split, stage, step)
+            yield _path(pages, "t", at, split, stage, step), pages.step(at, split, stage, step)
+            for sample in range(len(view.main)):
+                page = pages.sample(at, split, stage, step, sample)
+                yield _path(pages, "t", at, split, stage, step, sample), page
+            done += 1
+            progress(done, total)
+    for other in range(1, len(library.runs)):
+        yield _path(pages, "c", 0, other), pages.compare(0, other, None)
+        for at, split, stage, some in chosen:
+            for step in some if at == 0 else ():
+                if step in library.runs[other].steps(None, split):
+                    yield from _compared(library, pages, other, split, stage, step)
+
+
+def _compared(
+    library: Library, pages: Pages, other: int, split: str, stage: str, step: int
+) -> Iterator[tuple[str, Page]]:
+    yield _path(pages, "c", 0, other, split, stage, step), pages.compare_step(0, other, split, stage, step)
+    for sample in range(len(StepView(library, 0, split, stage, step).main)):
+        page = pages.compare_sample(0, other, split, stage, step, sample)
+        yield _path(pages, "c", 0, other, split, stage, step, sample), page
+
+
+def _chosen(library: Library, tape: int, steps: StepSelector) -> Iterator[tuple[str, str, Sequence[int]]]:
+    """The main stage of every split, and those of its steps that are asked for."""
+    base, run = library.baseline(tape), library.runs[tape]
+    for split in run.splits:
+        source = run if base is None else library.runs[base]
+        if there := source.stages(split):
+            stage, recorded = main_stage(there), set(run.steps(None, split))
+            found = [step for step in source.steps(stage, split) if step in steps and step in recorded]
+            yield split, stage, found
+
+
+def _path(pages: Pages, *parts: object) -> str:
+    return pages.url(*parts)[len(PREFIX) :]
+
+
+def _hash(text: str) -> str:
+    """What the policy of the document knows its own script and style by."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

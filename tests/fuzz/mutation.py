@@ -1,0 +1,80 @@
+"""Values of another kind in the place of those that were there: what a hostile writer tries first."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+ODD: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 7, 64, 255, 2**31, 2**63, 2**64, -(2**63), 10**30, 0.5, 1e308,
+    "", "a", "x" * 300, "$", "$column", "span", "join", "part", "const", "ramp", "plain", "bytes", "ragged",
+    "array", "objects", "tagged", "json", "text", "int64", "float32", "bool", "complex64", "bfloat16",
+    "numpy:O", "numpy:<U0", "numpy:V8", "numpy:(9999999,)i4", "numpy:i4,i4", "torch", "jagged", "\x1b[2J",
+    "\u202e", "\ud800", [], {}, [[]], [0], [0, 0], [1, -5], [2**62], [2**40, 2**40], [0, 2**62],
+    [1] * 70, ["a", "a"],
+    {"$tuple": []}, {"$column": "a", "wrap": {"lib": "numpy"}}, {"$whole": "a"}, {"$int": "zz"},
+    {"$float": "00"}, {"$range": [0, 1, 0]}, {"$set": [[]]}, {"$decimal": "x"}, {"$timedelta": [10**12]},
+    {"$dict": [[{"$tuple": [[]]}, 1]]}, {"$numpy": ["O", ""]}, {"$numpy": ["<U9999999", ""]},
+    {"$dtype": "O"}, {"$torch.size": ["a"]}, {"$torch.device": "nowhere"}, {"$torch.dtype": "nn"},
+    {"$adapted": "os.system", "parts": "true"}, {"$adapted": 1, "parts": {}}, {"$dataclass": "os.system"},
+    {"$enum": "x"}, {"$objects": [2**40], "items": []}, {"$records": None, "fields": {}, "groups": [1]},
+    {"$nested": 1}, {"$nested": {"rows": 1}}, {"$list": 1}, {"$unknown": 1},
+]  # fmt: skip
+
+
+def places(node: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) in JSON."""
+    found: list[tuple[Any, Any]] = []
+    pending = [node]
+    while pending:
+        at = pending.pop()
+        keys = list(at) if isinstance(at, dict) else range(len(at)) if isinstance(at, list) else ()
+        found += [(at, key) for key in keys]
+        pending += [at[key] for key in keys]
+    return found
+
+
+def mutate(node: Any, draw: random.Random) -> Any:
+    """JSON in which one to four places were replaced, removed, repeated, swapped, nested or renamed."""
+    node = copy.deepcopy(node)
+    for _ in range(draw.choice([1, 1, 1, 2, 4])):
+        found = places(node)
+        if not found:
+            return draw.choice(ODD)
+        at, key = draw.choice(found)
+        other, other_key = draw.choice(found)
+        kind = draw.randrange(8)
+        if kind <= 2:
+            at[key] = copy.deepcopy(draw.choice(ODD))
+        elif kind == 3:
+            at[key] = copy.deepcopy(other[other_key])
+        elif kind == 4:
+            del at[key]
+        elif kind == 5 and isinstance(at[key], int):
+            at[key] += draw.choice([-1, 1, 7, 2**20, 2**40, -(2**33)])
+        elif kind == 6 and isinstance(at, dict):
+            at[draw.choice([str(other_key), "$tuple", "extra"])] = at.pop(key)
+        else:
+            for _ in range(draw.choice([1, 5, 300, 3000])):
+                at[key] = [at[key]]
+    return node
+
+
+def flip(data: bytes, draw: random.Random) -> bytes:
+    """Bytes of which some were changed, cut out or repeated."""
+    changed = bytearray(data)
+    for _ in range(draw.choice([1, 1, 2, 8])):
+        if not changed:
+            break
+        at = draw.randrange(len(changed))
+        kind = draw.randrange(5)
+        if kind <= 1:
+            changed[at] ^= 1 << draw.randrange(8)
+        elif kind == 2:
+            changed[at] = draw.choice([0, 1, 0x7F, 0x80, 0xFF])
+        elif kind == 3:
+            del changed[at : at + draw.choice([1, 4, 100])]
+        else:
+            changed[at:at] = changed[at : at + draw.choice([1, 8, 200])]
+    return bytes(changed)

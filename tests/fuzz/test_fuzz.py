@@ -1,0 +1,216 @@
+"""Changed recordings, tapes, metrics, dumps and gates: an error of ours, quickly, with nothing executed.
+
+`make test` tries a few of each; `make fuzz` as many as EXAMPLES says, with SEED to begin from. What fails is
+given by its seed: `make fuzz SEED=123 EXAMPLES=1` has it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rolltape
+from rolltape.errors import RolltapeError
+from rolltape.importing.dump_reader import read_bytes
+from rolltape.reader.integrity import inspect
+from rolltape.storage import LocalStorage
+from rolltape.tape.manifest import read_manifest
+from rolltape.tape.metrics import read_all_metrics
+from rolltape.verify.rules.gate import parse
+from tests.exact import open_bytes
+from tests.fuzz.corpus import FOUND, dumps, recordings
+from tests.fuzz.mutation import flip, mutate
+from tests.resealing import header_of, reseal_bytes, with_header
+
+EXAMPLES = int(os.environ.get("ROLLTAPE_FUZZ_EXAMPLES", "0"))
+SEED = int(os.environ.get("ROLLTAPE_FUZZ_SEED", "0"))
+LONGEST = 10.0
+"""Seconds that one changed file may take."""
+
+MOST_MEMORY = 600 * 2**20
+"""Bytes by which the process may grow: the limit that is set below, and what it takes to find out."""
+
+FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "socket.connect")
+_watching: list[str] | None = None
+
+
+def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+    if _watching is not None and event in FORBIDDEN:
+        _watching.append(f"{event}{arguments!r:.200}")
+
+
+sys.addaudithook(_watch)
+
+
+@contextmanager
+def harmless(seed: int) -> Iterator[None]:
+    """What happens here ends soon, in an error of ours or in none, and executes nothing."""
+    global _watching
+    _watching = []
+    started = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    try:
+        yield
+    except RolltapeError:
+        pass
+    except Exception as error:
+        raise AssertionError(f"seed {seed}: {error!r}") from error
+    finally:
+        seen, _watching = _watching, None
+    assert not seen, f"seed {seed} executed {seen}"
+    assert time.monotonic() - started < LONGEST, f"seed {seed} took too long"
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    assert grown < MOST_MEMORY, f"seed {seed} took {grown:,} bytes"
+
+
+@pytest.fixture(autouse=True)
+def _little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLTAPE_MAX_MEMORY", "200MB")
+
+
+def seeds(few: int) -> range:
+    return range(SEED, SEED + (EXAMPLES or few))
+
+
+def found(kind: str) -> list[Path]:
+    return sorted(FOUND.glob(f"{kind}*"))
+
+
+def _read_everything(data: bytes) -> None:
+    for read in (
+        lambda file: file.value(),
+        lambda file: file.verify(),
+        lambda file: [file.columns([name], 1, 3) for name in file.stored_columns],
+        lambda file: file.identity(),
+    ):
+        try:
+            read(open_bytes(data))
+        except RolltapeError:
+            continue
+
+
+def test_recordings_with_another_header() -> None:
+    sources = recordings()
+    read_errors = 0
+    for seed in seeds(300):
+        draw = random.Random(seed)
+        source = draw.choice(sources)
+        try:
+            text = json.dumps(mutate(header_of(source), draw))
+        except RecursionError:  # deeper than JSON can be written
+            continue
+        with harmless(seed):
+            _read_everything(with_header(source, text))
+        read_errors += 1
+    assert read_errors
+
+
+def test_recordings_with_other_bytes() -> None:
+    sources = recordings()
+    for seed in seeds(150):
+        draw = random.Random(seed)
+        source = draw.choice(sources)
+        at = source.rindex(b"RTSEAL01")
+        try:
+            changed = reseal_bytes(flip(source[:at], draw) + source[at:])
+        except Exception:  # so broken that it cannot be sealed
+            continue
+        with harmless(seed):
+            _read_everything(changed)
+
+
+def test_dumps() -> None:
+    sources = dumps()
+    for seed in seeds(400):
+        draw = random.Random(seed)
+        with harmless(seed):
+            read_bytes(flip(draw.choice(sources), draw), "dump")
+
+
+@pytest.mark.parametrize("file", found("dump"), ids=lambda file: file.name)
+def test_dumps_that_did_harm_once(file: Path) -> None:
+    with harmless(0):
+        read_bytes(file.read_bytes(), str(file))
+
+
+@pytest.fixture(scope="module")
+def tape(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fuzz") / "t"
+    with rolltape.Tape(folder, mode="record") as tape, tape.step(0):
+        tape.stage("rollout")(lambda: {"uid": ["a"], "reward": [1.0]})()
+        tape.log({"loss": 0.5, "nan": float("nan"), "text": "x"})
+    return folder
+
+
+def _fuzz_text(
+    file: Path, few: int, change: Callable[[Any, random.Random], bytes], read: Callable[[], Any]
+) -> None:
+    before = file.read_bytes()
+    try:
+        for seed in seeds(few):
+            draw = random.Random(seed)
+            file.write_bytes(flip(before, draw) if draw.random() < 0.3 else change(before, draw))
+            with harmless(seed):
+                read()
+    finally:
+        file.write_bytes(before)
+
+
+def _as_json(before: bytes, draw: random.Random) -> bytes:
+    try:
+        return json.dumps(mutate(json.loads(before), draw)).encode("utf-8", "surrogatepass")
+    except RecursionError:
+        return b"[" * 100_000
+
+
+def test_tape_json(tape: Path) -> None:
+    def read() -> None:
+        inspect(LocalStorage(tape))
+        read_manifest(LocalStorage(tape))
+        rolltape.open(tape).samples(0)
+
+    _fuzz_text(tape / "tape.json", 60, _as_json, read)
+
+
+def _line(before: bytes, draw: random.Random) -> bytes:
+    node = json.loads(before.splitlines()[0])
+    del node["crc"], node["bytes"]
+    try:
+        body = json.dumps(mutate(node, draw), separators=(",", ":")).encode()[1:]
+    except RecursionError:
+        body = b'"step":0,"metrics":' + b"[" * 100_000
+    return b'{"crc":"%08x","bytes":%d,' % (zlib.crc32(body), len(body)) + body + b"\n"
+
+
+def test_metrics(tape: Path) -> None:
+    def read() -> None:
+        inspect(LocalStorage(tape))
+        read_all_metrics(LocalStorage(tape), "train", [])
+        rolltape.open(tape).metrics()
+
+    _fuzz_text(tape / "train/metrics.jsonl", 60, _line, read)
+
+
+GATE = {"rules": [{"match": "loss/*", "atol": 1e-3, "rtol": 0.1}], "noise": 2, "ignore": ["x"]}
+
+
+def test_gates() -> None:
+    for seed in seeds(100):
+        try:
+            config = mutate(GATE, random.Random(seed))
+        except RecursionError:
+            continue
+        if isinstance(config, dict):
+            with harmless(seed):
+                parse(config)
