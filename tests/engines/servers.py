@@ -21,7 +21,10 @@ _LLAMA_CPP = """
 import sys, xllamacpp
 params = xllamacpp.CommonParams()
 params.model.path, params.hostnames, params.port = sys.argv[1], ["127.0.0.1"], int(sys.argv[2])
-params.n_parallel, params.n_ctx, params.cpuparams.n_threads = 2, 2048, 2
+params.n_parallel, params.n_ctx = int(sys.argv[3]), 1024 * int(sys.argv[3])
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1  # two would spin while other tests compute
+if template := sys.argv[4]:
+    params.chat_template = template
 server = xllamacpp.Server(params)
 sys.stdin.read()
 """
@@ -102,10 +105,11 @@ def vllm_server(model: str | None = None) -> Process:
 
 
 @functools.cache
-def llama_cpp_server() -> Process:
-    """llama.cpp's server with SmolLM2, straight from its GGUF."""
+def llama_cpp_server(parallel: int = 2, template: str = "") -> Process:
+    """llama.cpp's server with SmolLM2, straight from its GGUF; a context of 1024 for each in parallel."""
     port = free_port()
-    return Process([sys.executable, "-c", _LLAMA_CPP, gguf(), str(port)], port).start().wait()
+    command = [sys.executable, "-c", _LLAMA_CPP, gguf(), str(port), str(parallel), template]
+    return Process(command, port).start().wait()
 
 
 @functools.cache
