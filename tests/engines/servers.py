@@ -98,10 +98,11 @@ def vllm_command(model: str, port: int, *options: str) -> list[str]:
 
 @functools.cache
 def vllm_server(model: str | None = None) -> Process:
-    """vLLM's OpenAI server with the tiny model or another, in the mode in which it takes weights."""
+    """vLLM's OpenAI server with the tiny model or another; it takes weights, and tokens as they are."""
     port = free_port()
     env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_SERVER_DEV_MODE": "1"}
-    return Process(vllm_command(model or models.tiny_qwen2(), port), port, env).start().wait()
+    command = vllm_command(model or models.tiny_qwen2(), port, "--enable-scale-out")
+    return Process(command, port, env).start().wait()
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Only the `serve` stack has these clients. All of them are real, and so is the engine: llama.cpp's server."""
+"""Only the `serve` stack has these clients. All are real, and so is the engine: llama.cpp's server."""
 
 import os
 
@@ -6,7 +6,10 @@ from tests.stacks import why_not
 
 if why_not("serve") is None:
     os.environ.update(
-        HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRANSFORMERS_VERBOSITY="error", WANDB_MODE="disabled"
+        HF_HUB_OFFLINE="1",
+        TOKENIZERS_PARALLELISM="false",
+        TRANSFORMERS_VERBOSITY="error",
+        WANDB_MODE="disabled",
     )
     import pytest
 

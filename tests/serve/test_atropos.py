@@ -79,7 +79,7 @@ def test_groups_of_one_call_are_equal_in_every_token(tape, engine, tmp_path, tok
 
 
 def test_groups_whose_members_ask_by_themselves_are_equal_as_groups(tape, engine, tmp_path, tokenizer_path):
-    """Four equal bodies at once, without an id: who gets which answer is not recorded, and the report says so."""
+    """Four equal bodies at once, without an id: nothing says who gets which, and the report says that."""
 
     def members(made: list[dict]) -> list[Counter]:
         return [Counter(zip(map(tuple, one["tokens"]), one["scores"], strict=True)) for one in made]

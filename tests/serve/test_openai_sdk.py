@@ -146,7 +146,11 @@ def test_32_at_once_without_sessions_are_equal_as_groups(tape, engine):
 def test_a_retry_of_the_sdk_is_one_call(tape, engine):
     """The engine fails once; the SDK asks again, and from the tape it never has to know."""
     proxy = Proxy(engine.url)
-    failed = (503, {"content-type": "application/json", "retry-after-ms": "1"}, '{"error": {"message": "busy"}}')
+    failed = (
+        503,
+        {"content-type": "application/json", "retry-after-ms": "1"},
+        '{"error": {"message": "busy"}}',
+    )
     proxy.fault = lambda number, path, body: failed if number == 0 else None
     try:
         with serving(tape, "record", upstream=proxy.url) as server:

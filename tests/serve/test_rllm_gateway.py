@@ -1,4 +1,4 @@
-"""rLLM's model gateway, which agents of rLLM go through: before the server, as a trainer has it, and behind it."""
+"""rLLM's model gateway, which its agents go through: before the server, as a trainer has it, and behind."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -31,6 +31,9 @@ def test_a_rollout_is_equal_in_every_column(tape, engine):
 def test_another_temperature_is_an_error_that_says_so(tape, engine):
     with recording(tape, engine) as server, OpenAIEngine(server.url) as made:
         made.generate(["The sky is"], SamplingParams(max_tokens=4, seed=3))
-    with replaying(tape, engine, missed=1) as server, OpenAIEngine(server.url) as made:
-        with pytest.raises(RolltapeError, match="temperature"):
-            made.generate(["The sky is"], SamplingParams(max_tokens=4, seed=3, temperature=0.5))
+    with (
+        replaying(tape, engine, missed=1) as server,
+        OpenAIEngine(server.url) as made,
+        pytest.raises(RolltapeError, match="temperature"),
+    ):
+        made.generate(["The sky is"], SamplingParams(max_tokens=4, seed=3, temperature=0.5))
