@@ -25,7 +25,7 @@ FOLDERS = {
     "trl": ("trl",),
     "engines": ("engines",),
     "viewer": ("viewer",),
-    "serve": ("serve",),
+    "serve": ("clients",),
 }
 """Stack -> the folders it has beside `tests` itself, `tests/tools` and `tests/contracts`."""
 
@@ -39,12 +39,20 @@ NEEDS = {
     "trl": ("torch", "trl", "transformers", "tensorboard", "wandb", "mlflow", "trackio"),
     "engines": ("torch", "transformers", "vllm", "ray", "xllamacpp", "httpx"),
     "viewer": ("torch", "transformers", "starlette", "uvicorn", "jinja2", "textual", "playwright", "httpx"),
-    "serve": ("aiohttp", "openai", "anthropic", "verifiers", "atroposlib", "rllm_model_gateway", "xllamacpp"),
+    "clients": (
+        "aiohttp",
+        "openai",
+        "anthropic",
+        "verifiers",
+        "atroposlib",
+        "rllm_model_gateway",
+        "xllamacpp",
+    ),
 }
 """Folder -> the modules without which it is skipped where no stack is named."""
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-LOUD = ("verl", "trl", "engines", "serve")
+LOUD = ("verl", "trl", "engines", "clients")
 """Folders whose libraries warn about themselves."""
 
 EXTRAS = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.serving import recording, replaying
 from tests.engines.servers import vllm_server
-from tests.serve.serving import recording, replaying
 from tools import overlays
 
 HERE = Path(__file__).resolve().parent

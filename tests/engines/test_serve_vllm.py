@@ -10,8 +10,8 @@ import pytest
 
 import rolltape
 from rolltape.engines import OpenAIEngine, SamplingParams
+from tests.clients.serving import recording, replaying
 from tests.engines.servers import vllm_server
-from tests.serve.serving import recording, replaying
 
 CHAT = [{"role": "user", "content": "Two and two?"}]
 SAMPLED = {"temperature": 1.0, "max_tokens": 6, "logprobs": 1, "return_token_ids": True}

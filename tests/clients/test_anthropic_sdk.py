@@ -4,14 +4,14 @@ import anthropic
 import pytest
 from anthropic import Anthropic
 
-from tests.serve.serving import recording, replaying
+from tests.clients.serving import recording, replaying
 
 ASKED = {"model": "smollm2", "max_tokens": 8, "system": "Be short.", "extra_body": {"temperature": 1.0}}
 TURN = {"role": "user", "content": "Why is the sky blue?"}
 
 
-def client(server, **options) -> Anthropic:
-    return Anthropic(base_url=server.url, api_key="secret", max_retries=0, **options)
+def client(server) -> Anthropic:
+    return Anthropic(base_url=server.url, api_key="secret", max_retries=0)
 
 
 def talk(server) -> list[str]:

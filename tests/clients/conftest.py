@@ -4,7 +4,7 @@ import os
 
 from tests.stacks import why_not
 
-if why_not("serve") is None:
+if why_not("clients") is None:
     os.environ.update(
         HF_HUB_OFFLINE="1",
         TOKENIZERS_PARALLELISM="false",

@@ -25,9 +25,9 @@ class Serving:
     def __init__(self, tape: Path, mode: str, *options: str, upstream: str | None = None) -> None:
         command = [sys.executable, "-m", "rolltape", "serve", str(tape), "--mode", mode, "--json", *options]
         command += ["--upstream", upstream] if upstream else []
-        self._errors = tempfile.NamedTemporaryFile(prefix="rolltape-serve-", suffix=".log")  # noqa: SIM115
+        self.log = tempfile.NamedTemporaryFile(prefix="rolltape-serve-", suffix=".log")  # noqa: SIM115
         self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, text=True
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log, text=True
         )
         self.url = self._address()
         self.summary: dict[str, Any] = {}
@@ -47,7 +47,7 @@ class Serving:
         return httpx.get(f"{self.url}/rolltape/status", timeout=30).json()
 
     def errors(self) -> str:
-        return Path(self._errors.name).read_text(errors="replace")
+        return Path(self.log.name).read_text(errors="replace")
 
     def stop(self) -> dict[str, Any]:
         """End it as Ctrl-C does; what it says at the end."""
@@ -74,6 +74,7 @@ def serving(tape: Path, mode: str, *options: str, upstream: str | None = None) -
         if server.process.poll() is None:
             server.process.kill()
             server.process.communicate()
+        server.log.close()
 
 
 @contextlib.contextmanager
