@@ -97,8 +97,8 @@ def test_the_columns_are_what_the_bytes_say(tape, engine, tiny_path):
 
 def calls(tape) -> list[dict]:
     """The samples of the stage `calls`."""
-    reader = rolltape.reader.open(tape)
-    return [sample for step in reader.steps for sample in reader.samples(step, "calls")]
+    run = rolltape.reader.open(tape)
+    return [dict(row) for recording in run.recordings("calls") for row in run.samples(recording.key)]
 
 
 def test_a_client_that_goes_away_ends_the_generation(tape, engine, tiny_path):
