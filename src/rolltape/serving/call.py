@@ -24,8 +24,8 @@ LONGEST_DATA = 1024
 
 CIRCUMSTANCES = (
     "session session_from turn request_id attempt usage request_headers request_body response_headers "
-    "response_body chunk_sizes chunk_seconds arrival completion arrived_at latency_seconds first_byte_seconds "
-    "raw_digest body_digest prefix_digests answered checked rules"
+    "response_body chunk_sizes chunk_seconds arrival completion arrived_at latency_seconds "
+    "first_byte_seconds raw_digest body_digest prefix_digests answered checked rules"
 ).split()
 """Columns that say how a call went, not what was asked and answered: two runs may differ there."""
 
