@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rolltape.key import Key
     from rolltape.policy import Action, Decision, Mode, OnMiss, Overwrite
     from rolltape.reader import Run, open
+    from rolltape.serving import serve
     from rolltape.settings import MatchLevel, OnError, Settings
     from rolltape.steps import StepSelector
     from rolltape.tape import Recording, Summary, Tape
@@ -34,6 +35,7 @@ _HOMES = {
     "key": ("Key",),
     "policy": ("Action", "Decision", "Mode", "OnMiss", "Overwrite"),
     "reader": ("Run", "open"),
+    "serving": ("serve",),
     "settings": ("MatchLevel", "OnError", "Settings"),
     "steps": ("StepSelector",),
     "tape": ("Recording", "Summary", "Tape"),
@@ -47,7 +49,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Action", "Batch", "Decision", "Key", "MatchLevel", "Mode", "OnError", "OnMiss", "Overwrite",
     "Recording", "Report", "Run", "Settings", "StepSelector", "Summary", "Tape", "__version__",
-    "compare", "deterministic", "open", "register_adapter", "register_role",
+    "compare", "deterministic", "open", "register_adapter", "register_role", "serve",
     *errors.__all__,
 ]  # fmt: skip
 

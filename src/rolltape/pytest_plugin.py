@@ -32,6 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="replay: from tapes, and fail where one is missing (default); record: make those that are "
         "missing; rewrite: make all of them anew",
     )
+    parser.getgroup("rolltape").addoption(
+        "--rolltape-upstream", metavar="URL", help="the inference server that rolltape_serve records"
+    )
     parser.addini("rolltape_dir", "where tapes are, from the folder of the test file", default="tapes")
 
 
@@ -50,6 +53,25 @@ def rolltape_tape(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ro
         options = {"mode": "replay", "out": tmp_path / "rolltape-candidate"}
     with rolltape.Tape(folder, background=False, **options) as opened:
         yield opened
+
+
+@pytest.fixture  # type: ignore[untyped-decorator]
+def rolltape_serve(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """An inference server that answers from the tape of this test: ``rolltape_serve.url`` is its address.
+
+    ``pytest --rolltape=record --rolltape-upstream=URL`` records it from a real one.
+    """
+    import rolltape
+
+    folder = tape_dir(request.node, request.config.getini("rolltape_dir"))
+    mode = request.config.getoption("--rolltape")
+    there = (folder / "tape.json").is_file()
+    if mode == "replay" and not there:
+        needed = "pytest --rolltape=record --rolltape-upstream=http://localhost:8000"
+        pytest.fail(f"there is no tape of this test in {folder}: run {needed}", pytrace=False)
+    upstream = request.config.getoption("--rolltape-upstream") or ()
+    with rolltape.serve(folder, upstream, mode="replay" if mode == "record" and there else mode) as server:
+        yield server
 
 
 def tape_dir(item: Any, base: str) -> Path:

@@ -22,13 +22,16 @@ from rolltape.errors import RolltapeError, StepMissingError
 
 COMMANDS = {
     name: name
-    for name in "ls show view browse check repair diff noise accept rerun cut redact doctor prune run".split()
+    for name in (
+        "ls show view browse check repair diff noise accept rerun cut redact doctor prune run serve"
+    ).split()
 }
 COMMANDS |= {"import": "import_", "export": "export", "demo": "demo", "completion": "shell_completion"}
 """Command -> its module in ``commands``, in the order of the help text."""
 
 OTHER_WORDS = {
-    "list": "ls", "dir": "ls", "inspect": "show", "cat": "show", "open": "view", "serve": "view",
+    "list": "ls", "dir": "ls", "inspect": "show", "cat": "show", "open": "view",
+    "proxy": "serve", "mock": "serve",
     "viewer": "view", "tui": "browse", "verify": "check", "fsck": "check", "validate": "check",
     "fix": "repair", "restore": "repair", "compare": "diff", "record": "run --mode record",
     "replay": "run --mode replay", "delete": "prune", "rm": "prune", "clean": "prune", "slice": "cut",

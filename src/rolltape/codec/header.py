@@ -150,6 +150,12 @@ class About(Mapping[str, Json]):
         return self._text("cut_from")
 
     @property
+    def circumstances(self) -> frozenset[str]:
+        """Columns that say how it went and not what came of it: times, order, headers. Not compared."""
+        found = self._node.get("circumstances")
+        return frozenset(map(str, found)) if isinstance(found, list) else frozenset()
+
+    @property
     def live_seconds(self) -> float | None:
         """What the live call took."""
         found = self._node.get("live_seconds")

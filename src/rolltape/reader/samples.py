@@ -195,6 +195,11 @@ class Samples(Sequence[Row]):
         files = self.files  # not self: a cycle would keep the columns until the garbage is collected
         return Columns({name: partial(_joined, name, files) for name in names})
 
+    @property
+    def circumstances(self) -> frozenset[str]:
+        """Columns that every call and shard says are about how it went, not about what came of it."""
+        return frozenset.intersection(*(file.recording.about.circumstances for file in self.files))
+
     @cached_property
     def stored(self) -> dict[str, StoredColumn]:
         """The columns that every call and shard has, as the first of them stores them."""

@@ -155,7 +155,10 @@ def _as_returned(side: Samples, entries: list[Entry]) -> list[Entry]:
 
 def _columns(key: At, both: Both, pairs: Pairs, rules: Rules) -> Iterator[Entry]:
     a, b = both.left, both.right
+    aside = a.circumstances & b.circumstances
     for name in dict.fromkeys([*a.columns, *b.columns]):
+        if name in aside:
+            continue
         if both.match is not None and both.match.other_uids and has_role(name, "uid"):
             continue  # drawn anew in every run
         limits = rules(key[1], name)

@@ -16,12 +16,14 @@ import click
 from rolltape.cli.arguments import Steps, TapePath
 from rolltape.cli.child_process import call, refuse_option
 from rolltape.cli.output import HELP, Exit, complain
+from rolltape.cli.serve_text import summary_text
 from rolltape.errors import TapeNotFoundError
 from rolltape.integrations import ray_env
 from rolltape.policy import Mode, OnMiss
 from rolltape.reader.listing import is_tape
 from rolltape.reader.run import open
 from rolltape.reader.wording import count, seconds
+from rolltape.serving import serve
 from rolltape.settings import Settings
 from rolltape.steps import ALL_STEPS, StepSelector
 from rolltape.storage import LocalStorage
@@ -42,9 +44,20 @@ from rolltape.tape.opening import OPENED, not_found
 @click.option(
     "--on-miss", type=click.Choice([str(word) for word in OnMiss]), help="At a step that is not on the tape."
 )
+@click.option("--serve", "serves", is_flag=True,
+              help="Start an inference server on the tape; {url} in COMMAND is its address.")  # fmt: skip
+@click.option(
+    "--upstream", multiple=True, metavar="URL", help="With --serve: the server to pass calls on to."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
-    mode: str, folder: str, steps: StepSelector, on_miss: str | None, command: tuple[str, ...]
+    mode: str,
+    folder: str,
+    steps: StepSelector,
+    on_miss: str | None,
+    serves: bool,
+    upstream: tuple[str, ...],
+    command: tuple[str, ...],
 ) -> int:
     """Run COMMAND with ROLLTAPE_MODE, ROLLTAPE_DIR and ROLLTAPE_STEPS set, and pass its exit code on.
 
@@ -54,6 +67,10 @@ def command(
     --rollout-function-path, see their pages. A program that opens its tape with Tape.from_env() finds it too.
     """
     refuse_option(command[0], [option.name for option in fields(Settings)])
+    if upstream and not serves:
+        raise click.UsageError("--upstream goes with --serve")
+    if serves:
+        return _serving(mode, folder, upstream, command)
     tape = os.path.abspath(os.path.expanduser(folder))
     if mode == Mode.REPLAY and on_miss is None and not is_tape(tape):
         if os.path.exists(tape):
@@ -88,6 +105,36 @@ def command(
     if wrong:
         complain(wrong)
     return Exit.NO_TAPE if wrong and code == 0 and tape not in (where for where, _ in opened) else code
+
+
+def _serving(mode: str, folder: str, upstream: tuple[str, ...], command: tuple[str, ...]) -> int:
+    """Run a command beside a server that stands on the tape."""
+    with serve(folder, upstream, mode=mode) as server:
+        words = tuple(word.replace("{url}", server.url) for word in command)
+        code = call(words, served_environment(os.environ, server.url))
+    summary = server.summary()
+    complain("rolltape: " + summary_text(summary).replace("\n", "\nrolltape: "))
+    if code == 0 and summary["failure"]:
+        return Exit.ERROR
+    if code == 0 and not summary["calls"]["asked"]:
+        complain(
+            "rolltape: the command made no call through the server. Check that it takes the address:\n"
+            "  - as an argument, where {url} stands in the command\n"
+            "  - from OPENAI_BASE_URL, ANTHROPIC_BASE_URL or ROLLTAPE_SERVE_URL"
+        )
+        return Exit.NO_TAPE
+    return code
+
+
+def served_environment(environ: Mapping[str, str], url: str) -> dict[str, str]:
+    """The environment of a command that is to call the server; pure.
+
+    >>> served_environment({}, "http://127.0.0.1:1")["OPENAI_BASE_URL"]
+    'http://127.0.0.1:1/v1'
+    """
+    keys = {name: "rolltape" for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if not environ.get(name)}
+    addresses = {"OPENAI_BASE_URL": f"{url}/v1", "ANTHROPIC_BASE_URL": url, "ROLLTAPE_SERVE_URL": url}
+    return {**environ, **keys, **addresses}
 
 
 def complaint(tape: str, mode: str, opened: Sequence[tuple[str, str]]) -> str:

@@ -1,0 +1,30 @@
+"""What a server has done, in a few lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def summary_text(summary: dict[str, Any]) -> str:
+    """The summary in a few lines."""
+    calls = summary["calls"]
+    words = {"replayed": "from the tape", "live": "live", "recorded": "recorded", "missed": "missed",
+             "retried": "sent again", "aborted": "broken off", "failed": "unreachable"}  # fmt: skip
+    lines = [
+        f"{calls['asked']} calls" + "".join(f", {calls[n]} {word}" for n, word in words.items() if calls[n])
+    ]
+    levels = {name: n for name, n in summary["levels"].items() if n and name != "control"}
+    if levels:
+        exact = {"identity": "the recorded slot", "conversation": "by the conversation so far",
+                 "content": "by content: each group is exact as a whole"}  # fmt: skip
+        lines.append("found: " + ", ".join(f"{n} {exact[name]}" for name, n in levels.items()))
+    if summary["gate"]["let_go"]:
+        lines.append(f"order: {summary['gate']['let_go']} recorded calls were not waited for any longer")
+    if summary["unplayed"] and summary["mode"] == "replay":
+        lines.append(f"{summary['unplayed']} recorded calls were never asked for")
+    for name, n in summary["differs"].items():
+        lines.append(f"{name} differed from the recording in {n} calls")
+    lines += [f"missed: {miss['reason']}" for miss in summary["misses"][-3:]]
+    if summary["failure"]:
+        lines.append(f"recording failed: {summary['failure']}")
+    return "\n".join(lines)

@@ -1,0 +1,224 @@
+"""One call of a model through the server, and the columns that a tape keeps of it.
+
+The bytes of request and answer are kept as they were; everything typed is read off them by the dialect of
+the API, so that it can be read off again and compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rolltape.serving.asked import Asked, BadBody, parse_body
+from rolltape.serving.dialects import Choice, Response
+from rolltape.serving.secrets import safe_query, without_secrets
+
+LONGEST_DATA = 1024
+"""Pictures and the like inside of messages are named by a digest in the typed columns; the body has them."""
+
+
+CIRCUMSTANCES = (
+    "session session_from turn request_id attempt usage request_headers request_body response_headers "
+    "response_body chunk_sizes chunk_seconds arrival completion arrived_at latency_seconds "
+    "first_byte_seconds raw_digest body_digest prefix_digests answered checked rules"
+).split()
+"""Columns that say how a call went, not what was asked and answered: two runs may differ there."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A request, and what has come back so far."""
+
+    asked: Asked
+    stage: str
+    step: int
+    weights: str
+    """Which weights the engine had, as far as it went through this server."""
+    turn: int
+    """Which call of its session it is, or which of those with the same body."""
+    arrival: int
+    """Which call of all it was to arrive."""
+    arrived_at: float
+    """When it arrived, in seconds since 1970."""
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    chunks: list[bytes] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    """When each chunk came, after the request."""
+    completion: int = -1
+    """Which call of all it was to be answered in full; those that never were come as they ended."""
+    latency: float = 0.0
+    aborted: str = ""
+    """Who broke it off: ``client``, ``upstream``; empty if nobody did."""
+
+    @property
+    def body(self) -> bytes:
+        """The answer, as far as it came."""
+        return b"".join(self.chunks)
+
+    @property
+    def uid(self) -> str:
+        """Who the sample is: the session, or what was asked."""
+        return self.asked.session or f"body {self.asked.keys.body.hex()[:16]}"
+
+    @property
+    def nbytes(self) -> int:
+        """About what it takes in memory."""
+        return len(self.asked.body) * 2 + sum(map(len, self.chunks)) * 2 + 2048
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it may answer the same request in a later run: whole, and no failure of the moment."""
+        return is_finished(self.status, self.aborted)
+
+
+def is_finished(status: int, aborted: str) -> bool:
+    """Whether an answer is one that asking again would not better."""
+    return not aborted and 0 < status < 500 and status not in (408, 409, 425, 429)
+
+
+def row(call: Call) -> dict[str, Any]:
+    """What the tape keeps of a call: one value for each column."""
+    asked = call.asked
+    typed = _typed(call)
+    return {
+        "uid": call.uid,
+        "index": call.turn,
+        "endpoint": asked.dialect.name if asked.dialect else "",
+        "method": asked.method,
+        "path": asked.path,
+        "query": safe_query(asked.query),
+        "session": asked.session,
+        "session_from": asked.session_from,
+        "turn": call.turn,
+        "request_id": asked.request_id,
+        "attempt": asked.retry,
+        "weights": call.weights,
+        **typed,
+        "status": call.status,
+        "aborted": call.aborted,
+        "request_headers": dict(asked.headers),
+        "request_body": _stored_body(asked.body),
+        "response_headers": dict(call.headers),
+        "response_body": call.body,
+        "chunk_sizes": np.array([len(chunk) for chunk in call.chunks], np.int64),
+        "chunk_seconds": np.array(call.seconds, np.float64),
+        "arrival": call.arrival,
+        "completion": call.completion,
+        "arrived_at": call.arrived_at,
+        "latency_seconds": call.latency,
+        "first_byte_seconds": call.seconds[0] if call.seconds else call.latency,
+        "raw_digest": asked.raw,
+        "body_digest": asked.keys.body,
+        "prefix_digests": np.array(asked.keys.prefixes, np.int64),
+        "answered": asked.keys.answered,
+        "checked": asked.keys.checked,
+        "rules": asked.keys.rules,
+    }
+
+
+_JSON = frozenset(
+    "sampling messages prompt message routed_experts choices usage request_headers response_headers".split()
+)
+"""Columns of JSON, whose values are kept whole whatever they look like."""
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The rows of several calls, column by column, as a batch that a tape takes."""
+    found: dict[str, Any] = {}
+    for name in rows[0]:
+        values: Any = [each[name] for each in rows]
+        if name in _JSON:
+            values, plain = np.empty(len(rows), object), values
+            values[:] = plain
+        found[name] = values
+    return found
+
+
+def read_answer(asked: Asked, headers: Mapping[str, str], body: bytes) -> Response | None:
+    """The answer of a model as typed values; None where it is none of them."""
+    if asked.dialect is None or not body:
+        return None
+    if "event-stream" in headers.get("content-type", ""):
+        return asked.dialect.streamed(body)
+    try:
+        return asked.dialect.response(parse_body(body))
+    except BadBody:
+        return None
+
+
+def _typed(call: Call) -> dict[str, Any]:
+    asked = call.asked
+    try:
+        body = parse_body(asked.body) if asked.body else None
+    except BadBody:
+        body = None
+    request = asked.dialect.request(body) if asked.dialect and isinstance(body, dict) else None
+    answer = read_answer(asked, call.headers, call.body)
+    choices = answer.choices if answer else []
+    first = choices[0] if choices else Choice(None, None, None, None)
+    prompt_ids = (request.prompt_ids if request else None) or (answer.prompt_ids if answer else None)
+    return {
+        "model": (request.model if request else None) or (answer.model if answer else None),
+        "weight_version": (answer.weights if answer else None) or (request.weights if request else None),
+        "sampling": request.sampling if request else None,
+        "messages": _without_data(request.messages) if request else None,
+        "prompt": _without_data(request.prompt) if request and request.prompt_ids is None else None,
+        "prompt_ids": np.array(prompt_ids or [], np.int64),
+        "response": first.text,
+        "response_ids": np.array(first.token_ids or [], np.int64),
+        "response_logprobs": _floats(first.logprobs),
+        "finish_reason": first.finish_reason,
+        "message": _without_data(first.message),
+        "routed_experts": first.routed_experts,
+        "choices": [_choice(choice) for choice in choices[1:]],
+        "usage": answer.usage if answer else None,
+        "stream": bool(request and request.stream),
+    }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    return {
+        "response": choice.text,
+        "response_ids": choice.token_ids,
+        "response_logprobs": choice.logprobs,
+        "finish_reason": choice.finish_reason,
+        "message": _without_data(choice.message),
+    }
+
+
+def _floats(numbers: Sequence[float | None] | None) -> np.ndarray:
+    return np.array([np.nan if number is None else number for number in numbers or []], np.float64)
+
+
+def _stored_body(body: bytes) -> bytes:
+    """The body as it came, unless a field of it is a secret."""
+    if not any(
+        word in body for word in (b"key", b"oken", b"ecret", b"assword", b"uth", b"ookie", b"redential")
+    ):
+        return body
+    try:
+        parsed = parse_body(body)
+    except BadBody:
+        return body
+    safe = without_secrets(parsed) if isinstance(parsed, dict) else None
+    return body if safe is None else json.dumps(safe, ensure_ascii=False).encode()
+
+
+def _without_data(value: Any) -> Any:
+    """JSON in which long ``data:`` addresses are named by a digest."""
+    if isinstance(value, str):
+        if len(value) > LONGEST_DATA and value.startswith("data:"):
+            digest = hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
+            return f"{value[:40].partition(',')[0]},sha256:{digest}"
+        return value
+    if isinstance(value, list):
+        return [_without_data(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_data(item) for name, item in value.items()}
+    return value

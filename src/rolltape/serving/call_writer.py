@@ -1,0 +1,181 @@
+"""Puts calls on the tape, many to a file, on a thread of its own.
+
+The file that calls go into is published anew while it grows, as a whole each time, until it is full: what is
+on the tape is always a complete recording that every reader understands, and after ``kill -9`` every call
+that was answered more than a moment ago is there. Files are small enough that writing them again costs
+little, and large enough that thousands of calls are a few files.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rolltape.batch import dismantle
+from rolltape.codec.file import encode
+from rolltape.codec.pack import pack
+from rolltape.errors import StepExistsError
+from rolltape.key import Key
+from rolltape.serving.call import CIRCUMSTANCES, Call, columns, row
+from rolltape.storage import Storage
+from rolltape.tape.manifest import Manifest
+
+log = logging.getLogger("rolltape")
+
+EVERY, LATEST = 0.2, 0.6
+"""Seconds after which what has come in is published: sooner where that is quick, later where it is not."""
+
+SHARE = 0.2
+"""How much of a core may go into writing files again."""
+
+MOST_CALLS, MOST_BYTES = 128, 4 * 1024 * 1024
+"""When a file is not written again: whichever comes first."""
+
+MOST_AT_ONCE = 512
+"""How many calls go into one file where so many come at once."""
+
+MOST_PENDING = 256 * 1024 * 1024
+"""Bytes that may wait to be written before new calls have to."""
+
+
+@dataclass(slots=True)
+class _Segment:
+    """A file that calls go into."""
+
+    key: Key | None = None
+    """Where it is on the tape, once it is."""
+    rows: list[Mapping[str, Any]] = field(default_factory=list)
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more goes into it once it is published."""
+        return len(self.rows) >= MOST_CALLS or self.nbytes >= MOST_BYTES
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.rows) >= MOST_AT_ONCE or self.nbytes >= MOST_BYTES
+
+
+class CallWriter:
+    """Writes calls in the background; after a failure nothing more is taken, and ``failure`` says why."""
+
+    def __init__(self, storage: Storage, manifest: Manifest, split: str, run: str | None = None) -> None:
+        self._storage = storage
+        self._manifest = manifest
+        self._split = split
+        self._run = run or manifest.id
+        self._open: dict[tuple[str, int], _Segment] = {}
+        self._numbers: dict[tuple[str, int], int] = {}
+        """The next call number to try, by stage and step."""
+        self._waiting: list[Call] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        self.pending_bytes = 0
+        self.written = 0
+        """How many calls are on the tape by now."""
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="rolltape-calls", daemon=True)
+        self._thread.start()
+
+    def add(self, call: Call) -> None:
+        """Take a call that has ended."""
+        with self._changed:
+            self._waiting.append(call)
+            self.pending_bytes += call.nbytes
+            self._changed.notify()
+
+    @property
+    def has_room(self) -> bool:
+        return self.pending_bytes < MOST_PENDING
+
+    def flush(self) -> None:
+        """Wait until everything taken so far is on the tape, or has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.pending_bytes or self.failure is not None)
+
+    def close(self) -> None:
+        """Write what is left and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                calls, self._waiting = self._waiting, []
+                if not calls:
+                    return
+            started = time.monotonic()
+            try:
+                if self.failure is None:
+                    self._write(calls)
+            except BaseException as error:  # whatever it was: the server has to tell its clients
+                log.error("calls could not be recorded: %s", error)
+                self.failure = error
+            with self._changed:
+                self.pending_bytes -= sum(call.nbytes for call in calls)
+                self._changed.notify_all()
+                if self.failure is None:  # let more come in before the file is written again
+                    took = time.monotonic() - started
+                    rest = min(max(took / SHARE, EVERY), LATEST) - took
+                    self._changed.wait_for(lambda: self._closed, timeout=max(rest, 0))
+
+    def _write(self, calls: list[Call]) -> None:
+        touched: dict[tuple[str, int], _Segment] = {}
+        for call in calls:
+            place = call.stage, call.step
+            segment = self._open.setdefault(place, _Segment())
+            segment.rows.append(row(call))
+            segment.nbytes += call.nbytes
+            segment.seconds += call.latency
+            touched[place] = segment
+            if segment.is_full:
+                self._publish(place, segment)
+                del self._open[place], touched[place]
+        for place, segment in touched.items():
+            self._publish(place, segment)
+            if segment.is_done:
+                del self._open[place]
+        for place in [place for place in self._open if place not in touched]:
+            if place[0] in {stage for stage, _ in touched}:  # the stage has gone on to another step
+                del self._open[place]
+        self.written += len(calls)
+
+    def _publish(self, place: tuple[str, int], segment: _Segment) -> None:
+        packed = pack(dismantle(columns(segment.rows)))
+        if segment.key is not None:
+            self._put(packed, segment.key, segment, replace=True)
+            return
+        while True:  # another server may write to the same step of the same tape
+            number = self._numbers.get(place, 0)
+            self._numbers[place] = number + 1
+            key = Key(split=self._split, stage=place[0], step=place[1], call=number)
+            try:
+                self._put(packed, key, segment, replace=False)
+            except StepExistsError:
+                continue
+            segment.key = key
+            return
+
+    def _put(self, packed: Any, key: Key, segment: _Segment, *, replace: bool) -> None:
+        about = {
+            "split": key.split, "stage": key.stage, "step": key.step, "call": key.call,
+            "rank": 0, "world_size": 1, "position": 0, "order": 0 if key.stage == "calls" else 1,
+            "recorded": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+            "live_seconds": segment.seconds,
+            "blocked_seconds": 0.0,
+            "fingerprint": self._manifest.digest,
+            "run": self._run,
+            "circumstances": list(CIRCUMSTANCES),
+            "tape": self._manifest.id,
+        }  # fmt: skip
+        self._storage.publish(key.path, encode(packed, **about), replace=replace)

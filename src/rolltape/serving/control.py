@@ -1,0 +1,59 @@
+"""The control plane of an inference server: weights, pauses, caches, health. Which paths belong to it.
+
+Names as vLLM, SGLang, TRL's vllm-serve, SkyRL, prime-rl, AReaL and slime's router have them; a trailing slash
+makes no difference, and neither does a leading ``/v1``.
+"""
+
+from __future__ import annotations
+
+import re
+
+_STATE = (
+    "health health_generate ready ping version models get_model_info model_info get_server_info server_info "
+    "server_config get_world_size metrics load get_load workers list_workers is_sleeping is_paused "
+    "get_weights_by_name weights_checker get_internal_state world_size"
+).split()
+_ACTIONS = (
+    "pause resume sleep wake_up pause_generation continue_generation abort_request abort_requests "
+    "flush_cache reset_prefix_cache reset_mm_cache reset_encoder_cache load_lora_adapter unload_lora_adapter "
+    "start_profile stop_profile release_memory_occupation resume_memory_occupation slow_down "
+    "add_worker remove_worker collective_rpc scale_elastic_ep is_scaling_elastic_ep"
+).split()
+_WEIGHTS = (
+    "update_weights update_weights_from_disk update_weights_from_distributed update_weights_from_tensor "
+    "update_weights_from_ipc update_named_param batch_update_named_params update_weight_version "
+    "update_weight "
+    "load_weights reload_weights update_flattened_params finish_weight_update start_weight_update "
+    "areal_update_weights areal_update_weights_lora areal_update_weights_xccl areal_set_update_weight_meta"
+).split()
+_GROUPS = (
+    "init_communicator close_communicator init_weight_transfer_engine init_weights_update_group "
+    "destroy_weights_update_group init_broadcaster init_weights_send_group_for_remote_instance "
+    "areal_init_weights_update_group post_process_weights"
+).split()
+
+_KNOWN = frozenset([*_STATE, *_ACTIONS, *_WEIGHTS, *_GROUPS])
+_UPDATES = re.compile(rf"(?:{'|'.join(_WEIGHTS)})|load_lora_adapter")
+
+
+def is_control(path: str) -> bool:
+    """Whether a path belongs to the control plane.
+
+    >>> is_control("/update_weights_from_disk"), is_control("/v1/models/"), is_control("/v1/completions")
+    (True, True, False)
+    """
+    return _last(path) in _KNOWN
+
+
+def updates_weights(path: str) -> bool:
+    """Whether a request to this path gives an engine other weights."""
+    return _UPDATES.fullmatch(_last(path)) is not None
+
+
+def is_health(path: str) -> bool:
+    """Whether a path asks if a server is there."""
+    return _last(path) in ("health", "health_generate", "ready", "ping")
+
+
+def _last(path: str) -> str:
+    return path.strip("/").removeprefix("v1/")

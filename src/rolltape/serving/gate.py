@@ -1,0 +1,196 @@
+"""Releases answers in the order in which they were completed when they were recorded.
+
+Schedulers take what is finished first, so the order of completion is part of a run. A call that was completed
+earlier and that nobody asks for would hold up all others: the gate says what it waits for, and lets go of it
+after a while, counted. It lets go sooner where nobody else can come: as many calls wait as were ever in
+flight at once when they were recorded, and no other has arrived for a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rolltape.choices import NamedOption
+from rolltape.serving.lookup import Slot
+
+log = logging.getLogger("rolltape")
+
+QUIET = 0.5
+"""Seconds without an arrival after which those who could still come are taken not to."""
+
+
+class Order(NamedOption):
+    """The order in which answers are released."""
+
+    RECORDED = "recorded"
+    ARRIVAL = "arrival"
+    NONE = "none"
+
+
+@dataclass(slots=True)
+class _Waiter:
+    slot: Slot
+    released: asyncio.Event
+
+
+class Gate:
+    """One queue for all answers. Its methods are called on the event loop only."""
+
+    def __init__(
+        self, slots: Sequence[Slot], order: Order, wait: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.order = order
+        self._wait = wait
+        self._clock = clock
+        ordered = sorted(
+            (slot for slot in slots if slot.completion >= 0 and not slot.aborted),
+            key=lambda slot: (slot.step, slot.completion),
+        )
+        self._queue = ordered if order is Order.RECORDED else []
+        self._position = {id(slot): at for at, slot in enumerate(self._queue)}
+        self._done = bytearray(len(self._queue))
+        self._head = 0
+        self._peak = _peak(self._queue)
+        self._waiters: dict[int, _Waiter] = {}
+        self._moved = self._arrived = clock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last: asyncio.Event | None = None
+        """With order ``arrival``: set when the answer before has gone out."""
+        self._turns: dict[int, asyncio.Event | None] = {}
+        self.let_go = 0
+        """Recorded calls that were not waited for any longer."""
+
+    @property
+    def waiting(self) -> int:
+        """How many answers are held back."""
+        return len(self._waiters)
+
+    def waits_for(self, most: int = 5) -> list[Slot]:
+        """The recorded calls that others wait for and nobody has asked for yet."""
+        if not self._waiters:
+            return []
+        end = max(self._waiters)
+        missing = (
+            self._queue[at]
+            for at in range(self._head, end)
+            if not self._done[at] and not self._queue[at].given
+        )
+        return [slot for slot, _ in zip(missing, range(most), strict=False)]
+
+    def to_json(self) -> dict[str, Any]:
+        """How it is, for people."""
+        waits = [
+            {"step": slot.step, "session": slot.session, "turn": slot.turn, "arrival": slot.arrival}
+            for slot in self.waits_for()
+        ]
+        return {
+            "order": str(self.order), "waiting": self.waiting, "let_go": self.let_go, "waits_for": waits,
+        }  # fmt: skip
+
+    def arrive(self, slot: Slot) -> Callable[[], object]:
+        """Note that somebody asks for a recording.
+
+        Call the result when its answer has gone out, or never will.
+        """
+        self._arrived = self._clock()
+        if self.order is Order.ARRIVAL:
+            before, mine = self._last, asyncio.Event()
+            self._last = mine
+            self._turns[id(slot)] = before
+            return mine.set
+        return lambda: self._finish(slot)
+
+    async def turn(self, slot: Slot) -> None:
+        """Wait until the answer may be completed."""
+        if self.order is Order.ARRIVAL:
+            before = self._turns.pop(id(slot), None)
+            if before is not None:
+                await before.wait()
+            return
+        at = self._position.get(id(slot))
+        if at is None or at <= self._head or self._done[at]:
+            return
+        waiter = self._waiters[at] = _Waiter(slot, asyncio.Event())
+        self._watch()
+        try:
+            await waiter.released.wait()
+        finally:
+            self._waiters.pop(at, None)
+
+    def begin_step(self, step: int) -> None:
+        """Nobody asks for earlier steps any more."""
+        while self._head < len(self._queue) and self._queue[self._head].step < step:
+            if not self._queue[self._head].given:
+                self._done[self._head] = 1
+            elif not self._done[self._head]:
+                break
+            self._head += 1
+        self._advance()
+
+    def _finish(self, slot: Slot) -> None:
+        at = self._position.get(id(slot))
+        if at is not None and not self._done[at]:
+            self._done[at] = 1
+            self._advance()
+
+    def _advance(self) -> None:
+        before = self._head
+        while self._head < len(self._queue) and self._done[self._head]:
+            self._head += 1
+        if self._head != before:
+            self._moved = self._clock()
+        if (waiter := self._waiters.get(self._head)) is not None:
+            waiter.released.set()
+
+    def _watch(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(min(QUIET, self._wait) / 2, self._look)
+
+    def _look(self) -> None:
+        """Let go of what nobody asks for, once it has been waited for long enough."""
+        self._timer = None
+        if not self._waiters:
+            return
+        if self._is_stuck():
+            self._let_go()
+        if self._waiters:
+            self._watch()
+
+    def _is_stuck(self) -> bool:
+        if self._queue[self._head].given:
+            return False  # it is on its way
+        now = self._clock()
+        nobody_else = len(self._waiters) >= self._peak and now - self._arrived >= QUIET
+        return nobody_else or now - max(self._moved, self._arrived) >= self._wait
+
+    def _let_go(self) -> None:
+        until = min(self._waiters)
+        missing = [at for at in range(self._head, until) if not self._done[at] and not self._queue[at].given]
+        for at in missing:
+            self._done[at] = 1
+        self.let_go += len(missing)
+        first = self._queue[missing[0]]
+        log.warning(
+            "let go of %d recorded calls that nobody asks for, the first at step %d, %s, arrival %d%s",
+            len(missing), first.step, first.target, first.arrival,
+            f", session {first.session!r}" if first.session else "",
+        )  # fmt: skip
+        self._advance()
+
+
+def _peak(slots: Sequence[Slot]) -> int:
+    """How many of the calls were in flight at once at most, when they were recorded.
+
+    Arrivals and completions are numbered by one clock: it ticks with each.
+    """
+    events = sorted([(slot.arrival, 1) for slot in slots] + [(slot.completion, -1) for slot in slots])
+    most = now = 0
+    for _, change in events:
+        now += change
+        most = max(most, now)
+    return max(most, 1)

@@ -1,0 +1,382 @@
+"""Which recording answers a request: an index of the recorded calls, and the ladder by which one is chosen.
+
+A request is answered by a recording of the very same body, less what does not change what is generated. Of
+several such, the ladder decides:
+
+- ``identity``: the same session or request id asked for it. This is the recorded slot.
+- ``conversation``: the model's own earlier answers are part of what is asked, or the session was found to be
+  a recorded one by an earlier call. Another recording fits only where two conversations were word for word
+  the same so far.
+- ``content``: the same body, in the order in which they were recorded. Of a group of equal prompts, who gets
+  which answer depends on who asks first: the group is exact as a whole.
+
+Digests are read at the start, bodies when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rolltape.reader.run import Run
+from rolltape.serving.asked import PLAIN, Asked, BadBody, Keys, Naming, keys_of, parse_body, rules_of
+from rolltape.serving.call import Call, is_finished
+from rolltape.serving.dialects import find
+from rolltape.tape.recording import Recording
+
+IDENTITY, CONVERSATION, CONTENT = LEVELS = ("identity", "conversation", "content")
+
+_KEYS = (
+    "session request_id attempt weights method path query status aborted arrival completion raw_digest "
+    "body_digest answered turn checked rules"
+).split()
+_ANSWER = "status response_headers response_body chunk_sizes chunk_seconds latency_seconds aborted".split()
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One recorded call: where it is, and what decides whether it answers."""
+
+    file: int
+    row: int
+    step: int
+    session: str | None
+    request_id: str | None
+    attempt: int
+    weights: str
+    target: str
+    """Method, path and query."""
+    status: int
+    aborted: str
+    arrival: int
+    completion: int
+    turn: int
+    body: bytes
+    checked: str = ""
+    given: bool = False
+    delivered: bool = True
+    """Whether what was given reached the client in full."""
+
+    @property
+    def is_finished(self) -> bool:
+        return is_finished(self.status, self.aborted)
+
+
+class Answer(NamedTuple):
+    """What a recorded call answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    chunks: list[bytes]
+    seconds: list[float]
+    latency: float
+    aborted: str
+
+    @classmethod
+    def of(cls, call: Call) -> Answer:
+        """That of a call of this run."""
+        return cls(call.status, call.headers, call.chunks, call.seconds, call.latency, call.aborted)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.chunks)
+
+    @property
+    def is_stream(self) -> bool:
+        return len(self.chunks) != 1 or "event-stream" in self.headers.get("content-type", "")
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.chunks)) + 400
+
+
+class Found(NamedTuple):
+    """The recording that answers a request."""
+
+    slot: Slot
+    level: str
+    again: bool = False
+    """Whether it is the answer to a request that was sent before."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Recorded calls that would answer the same request, in the order in which they arrived."""
+
+    slots: list[Slot] = field(default_factory=list)
+    first: int = 0
+    """Before it, all are given."""
+    last: Slot | None = None
+    """The one that was given last."""
+
+    def free(self) -> Iterator[Slot]:
+        """Those that are not given yet."""
+        while self.first < len(self.slots) and self.slots[self.first].given:
+            self.first += 1
+        return (slot for slot in islice(self.slots, self.first, None) if not slot.given)
+
+
+class Lookup:
+    """The calls of one stage of a tape, by who asked and by what was asked."""
+
+    def __init__(
+        self,
+        run: Run,
+        stage: str,
+        split: str = "train",
+        *,
+        naming: Naming = PLAIN,
+        memory: int = 256 * 2**20,
+        only_finished: bool = False,
+    ) -> None:
+        """``only_finished`` leaves out what failed or was broken off: it is asked for again."""
+        self.stage = stage
+        self._naming = naming
+        self._recordings: list[Recording] = []
+        self.slots: list[Slot] = []
+        self.known: dict[bytes, Keys] = {}
+        """Digest of a body as it came -> its other digests, so that it need not be parsed again."""
+        self._by_session: dict[tuple[str, str, bytes], _Group] = {}
+        self._by_content: dict[tuple[str, bytes], _Group] = {}
+        self._by_request: dict[tuple[str, bytes], Slot] = {}
+        self.sessions: dict[str, list[Slot]] = {}
+        self._renamed: dict[str, str] = {}
+        """Session of this run -> the recorded one that it was found to be."""
+        self._claimed: set[str] = set()
+        """Recorded sessions that somebody of this run is."""
+        self._answered: OrderedDict[tuple[str, bytes], Slot] = OrderedDict()
+        """Request ids of this run that were answered."""
+        self._cache: OrderedDict[int, list[Answer]] = OrderedDict()
+        self._cached = 0
+        self._memory = memory
+        self._rules_of: dict[str, str] = {}
+        for recording in run.recordings(stage, split):
+            self._add(recording)
+        self.slots.sort(key=lambda slot: (slot.step, slot.arrival))
+        for slot in self.slots:
+            if slot.is_finished or not only_finished:
+                self._index(slot)
+
+    def _add(self, recording: Recording) -> None:
+        at = len(self._recordings)
+        self._recordings.append(recording)
+        read = _values(recording, _KEYS)
+        interned: dict[Any, Any] = {}
+        for row in range(len(read["arrival"])):
+            one = {name: values[row] for name, values in read.items()}
+            keys = Keys(one["body_digest"], (), one["answered"], one["checked"], one["rules"])
+            if keys.rules != self._rules(one["method"], one["path"]):
+                keys = self._digested_anew(recording, row, one)
+            target = target_of(one["method"], one["path"], one["query"])
+            self.slots.append(
+                Slot(
+                    at, row, recording.key.step, interned.setdefault(one["session"], one["session"]),
+                    one["request_id"], one["attempt"], interned.setdefault(one["weights"], one["weights"]),
+                    interned.setdefault(target, target), one["status"], one["aborted"], one["arrival"],
+                    one["completion"], one["turn"], keys.body, keys.checked,
+                )
+            )  # fmt: skip
+            self.known[one["raw_digest"]] = keys
+
+    def _rules(self, method: str, path: str) -> str:
+        known = self._rules_of.get(path)
+        if known is None:
+            known = self._rules_of[path] = rules_of(find(method, path), self._naming)
+        return known
+
+    def _digested_anew(self, recording: Recording, row: int, one: Mapping[str, Any]) -> Keys:
+        """The digests of a body that was recorded under other rules of what counts."""
+        try:
+            body = parse_body(_request_body(recording, row))
+        except BadBody:
+            return Keys(one["raw_digest"], rules=self._rules(one["method"], one["path"]))
+        return keys_of(one["method"], one["path"], body, self._naming)
+
+    def _index(self, slot: Slot) -> None:
+        self._by_content.setdefault((slot.target, slot.body), _Group()).slots.append(slot)
+        if slot.session is not None:
+            self._by_session.setdefault((slot.session, slot.target, slot.body), _Group()).slots.append(slot)
+            self.sessions.setdefault(slot.session, []).append(slot)
+        if slot.request_id is not None:
+            self._by_request.setdefault((slot.request_id, slot.body), slot)
+
+    # -- finding -----------------------------------------------------------------------------------
+
+    def find(self, asked: Asked, step: int | None, weights: str) -> Found | None:
+        """The recording that answers; it is given out from now on. None: there is none, or none is left."""
+        if (again := self._again(asked)) is not None:
+            return again
+        found = self._choose(asked, step, weights)
+        if found is None:
+            return None
+        slot = found.slot
+        slot.given = True
+        self._claim(asked, slot)
+        for group in self._groups(asked, slot):
+            group.last = slot
+        if asked.request_id is not None:
+            self._answered[asked.request_id, asked.keys.body] = slot
+            if len(self._answered) > 100_000:
+                self._answered.popitem(last=False)
+        return found
+
+    def _again(self, asked: Asked) -> Found | None:
+        """The answer that a request had before, where it says that it was sent before."""
+        if asked.request_id is not None:
+            slot = self._answered.get((asked.request_id, asked.keys.body))
+            if slot is not None and not (asked.retry and self._attempt(asked)):
+                return Found(slot, IDENTITY, again=True)
+        if not asked.retry:
+            return None
+        group = self._group(asked)
+        if group is None or self._attempt(asked) is not None:
+            return None
+        lost = next((slot for slot in reversed(group.slots) if slot.given and not slot.delivered), group.last)
+        return (
+            None if lost is None else Found(lost, CONTENT if asked.session is None else IDENTITY, again=True)
+        )
+
+    def _attempt(self, asked: Asked) -> Slot | None:
+        """What was recorded of this very attempt, after one that had failed."""
+        group = self._group(asked)
+        return None if group is None else next((s for s in group.free() if s.attempt == asked.retry), None)
+
+    def _group(self, asked: Asked) -> _Group | None:
+        target = target_of(asked.method, asked.path, asked.query)
+        if asked.session is not None:
+            name = self._renamed.get(asked.session, asked.session)
+            group = self._by_session.get((name, target, asked.keys.body))
+            if group is not None:
+                return group
+        return self._by_content.get((target, asked.keys.body))
+
+    def _groups(self, asked: Asked, slot: Slot) -> Iterator[_Group]:
+        found = [self._by_content.get((slot.target, slot.body))]
+        if slot.session is not None:
+            found.append(self._by_session.get((slot.session, slot.target, slot.body)))
+        return (group for group in found if group is not None)
+
+    def _choose(self, asked: Asked, step: int | None, weights: str) -> Found | None:
+        body, target = asked.keys.body, target_of(asked.method, asked.path, asked.query)
+
+        def fits(slot: Slot) -> bool:
+            return step in (None, slot.step) and slot.weights == weights
+
+        if asked.request_id is not None:
+            slot = self._by_request.get((asked.request_id, body))
+            if slot is not None and not slot.given and slot.target == target and fits(slot):
+                return Found(slot, IDENTITY)
+        if asked.session is not None:
+            own = self._by_session.get((asked.session, target, body))
+            if own is not None and (slot := next(filter(fits, own.free()), None)):
+                return Found(slot, IDENTITY)
+            if asked.session in self.sessions:
+                return None  # it asks for something else than it did, or more often
+            if (name := self._renamed.get(asked.session)) is not None:
+                own = self._by_session.get((name, target, body))
+                if own is not None and (slot := next(filter(fits, own.free()), None)):
+                    return Found(slot, CONVERSATION)
+        group = self._by_content.get((target, body))
+        if group is None:
+            return None
+        slot = self._unclaimed(group, fits) or next(filter(fits, group.free()), None)
+        if slot is None:
+            return None
+        return Found(slot, CONVERSATION if asked.keys.answered else CONTENT)
+
+    def _unclaimed(self, group: _Group, fits: Any) -> Slot | None:
+        """The first recording whose session nobody is yet: others may still ask for theirs."""
+        if not self._claimed:
+            return None
+        free = (slot for slot in group.free() if slot.session is None or slot.session not in self._claimed)
+        return next(filter(fits, free), None)
+
+    def _claim(self, asked: Asked, slot: Slot) -> None:
+        if slot.session is None:
+            return
+        self._claimed.add(slot.session)
+        if asked.session is not None and asked.session != slot.session:
+            self._renamed.setdefault(asked.session, slot.session)
+
+    def same_body(self, asked: Asked) -> list[Slot]:
+        """Every recording of what is asked, given or not."""
+        group = self._by_content.get((target_of(asked.method, asked.path, asked.query), asked.keys.body))
+        return [] if group is None else group.slots
+
+    def like(self, method: str, path: str) -> list[Slot]:
+        """Every recording of requests to this path, whatever they asked."""
+        wanted = target_of(method, path, "")
+        return [slot for slot in self.slots if slot.target.partition("?")[0] == wanted]
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def cached_answer(self, slot: Slot) -> Answer | None:
+        """What a recording answered, if it is in memory."""
+        answers = self._cache.get(slot.file)
+        if answers is None:
+            return None
+        self._cache.move_to_end(slot.file)
+        return answers[slot.row]
+
+    def load(self, file: int) -> list[Answer]:
+        """The answers of one file; reads it. May be called on another thread."""
+        read = _values(self._recordings[file], _ANSWER)
+        answers = []
+        for row in range(len(read["status"])):
+            one = {name: values[row] for name, values in read.items()}
+            sizes = np.cumsum(one["chunk_sizes"])
+            body = memoryview(one["response_body"])
+            chunks = [
+                bytes(body[end - size : end]) for end, size in zip(sizes, one["chunk_sizes"], strict=True)
+            ]
+            seconds = [float(number) for number in one["chunk_seconds"]]
+            answers.append(
+                Answer(
+                    one["status"], one["response_headers"] or {}, chunks, seconds,
+                    one["latency_seconds"], one["aborted"],
+                )
+            )  # fmt: skip
+        return answers
+
+    def keep(self, file: int, answers: list[Answer]) -> None:
+        """Keep answers in memory; those that were not asked for longest make room."""
+        if file in self._cache:
+            return
+        self._cache[file] = answers
+        self._cached += sum(answer.nbytes for answer in answers)
+        while self._cached > self._memory and len(self._cache) > 1:
+            _, dropped = self._cache.popitem(last=False)
+            self._cached -= sum(answer.nbytes for answer in dropped)
+
+    def request_body(self, slot: Slot) -> bytes:
+        """What a recorded call asked."""
+        return _request_body(self._recordings[slot.file], slot.row)
+
+    def prefixes(self) -> Iterator[tuple[Slot, np.ndarray]]:
+        """The digests of what each recorded call was given, beginning by beginning."""
+        by_file: dict[int, Any] = {}
+        for slot in self.slots:
+            if slot.file not in by_file:
+                by_file[slot.file] = _values(self._recordings[slot.file], ["prefix_digests"])[
+                    "prefix_digests"
+                ]
+            yield slot, by_file[slot.file][slot.row]
+
+
+def target_of(method: str, path: str, query: str) -> str:
+    """What a request is addressed to; a slash at the end makes no difference."""
+    return f"{method} {path.rstrip('/')}" + (f"?{query}" if query else "")
+
+
+def _request_body(recording: Recording, row: int) -> bytes:
+    return bytes(recording.batch(["request_body"], slice(row, row + 1)).columns["request_body"][0])
+
+
+def _values(recording: Recording, names: list[str]) -> dict[str, Any]:
+    found = recording.batch(names)
+    return {name: found.columns[name] for name in names}

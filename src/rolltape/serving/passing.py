@@ -1,0 +1,187 @@
+"""Passes requests on to the servers behind, their answers back while they come, and writes both down."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+import aiohttp
+from aiohttp import web
+
+from rolltape.serving.asked import Asked
+from rolltape.serving.call import Call
+from rolltape.serving.call_writer import CallWriter
+from rolltape.serving.http_answers import break_off, failure, kept_answer_headers
+from rolltape.serving.lookup import Slot
+from rolltape.serving.tally import Tally
+from rolltape.serving.upstream import NoUpstream, Upstreams
+
+log = logging.getLogger("rolltape")
+
+KEEP_RECENT = 64 * 1024 * 1024
+"""Bytes of answers that are kept for requests that are sent again."""
+
+
+class Passing:
+    """Everything that goes to an engine."""
+
+    def __init__(
+        self,
+        upstreams: Upstreams,
+        writer: CallWriter | None,
+        tally: Tally,
+        recorded: Iterable[Slot],
+        token: str | None,
+    ) -> None:
+        self._upstreams = upstreams
+        self._writer = writer
+        self._tally = tally
+        self._token = token
+        self._ticks = 0
+        self._turns: Counter[str | bytes] = Counter()
+        for slot in recorded:
+            who = slot.session or slot.body
+            self._turns[who] = max(self._turns[who], slot.turn + 1)
+            self._ticks = max(self._ticks, slot.arrival + 1, slot.completion + 1)
+        self._running: dict[tuple[str, bytes], asyncio.Future[Call]] = {}
+        """Requests with an id that are on their way."""
+        self._recent: OrderedDict[tuple[str, bytes], Call] = OrderedDict()
+        self._recent_bytes = 0
+
+    def again(self, asked: Asked) -> asyncio.Future[Call] | None:
+        """The answer that a request with the same id and body had, or is about to have."""
+        if asked.request_id is None:
+            return None
+        name = asked.request_id, asked.keys.body
+        if (running := self._running.get(name)) is not None:
+            return asyncio.shield(running)
+        if (call := self._recent.get(name)) is None:
+            return None
+        done: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+        done.set_result(call)
+        return done
+
+    async def pass_on(
+        self,
+        request: web.Request,
+        asked: Asked,
+        *,
+        stage: str,
+        step: int,
+        weights: str,
+        keep: bool = True,
+        everywhere: bool = False,
+    ) -> web.StreamResponse:
+        """Pass a request on. ``keep`` writes it down, ``everywhere`` gives it to every server there is."""
+        await self._room()
+        call = self._begin(asked, stage, step, weights)
+        started = time.perf_counter()
+        waiting = self._announce(asked)
+        try:
+            return await self._pass_on(request, call, started, everywhere)
+        except NoUpstream as error:
+            if not call.aborted:
+                call.aborted = "unreachable"
+                self._tally.calls["failed"] += 1
+            return failure(502, asked.dialect, f"the inference server cannot be reached: {error}")
+        except (asyncio.CancelledError, ConnectionResetError):
+            call.aborted = call.aborted or "client"
+            raise
+        finally:
+            call.latency = time.perf_counter() - started
+            self._end(call, waiting, keep=keep)
+
+    async def _pass_on(
+        self, request: web.Request, call: Call, started: float, everywhere: bool
+    ) -> web.StreamResponse:
+        asked = call.asked
+        target = asked.path + (f"?{asked.query}" if asked.query else "")
+        ask = self._upstreams.ask_all if everywhere else self._upstreams.ask
+        answer = await ask(request.method, target, self._passed(request), asked.body, asked.session)
+        try:
+            call.status = answer.status
+            call.headers = kept_answer_headers(answer.headers.items())
+            if "event-stream" in answer.content_type or answer.content_length is None:
+                return await self._stream(request, call, answer, started)
+            body = await answer.read()
+            call.chunks.append(body)
+            call.seconds.append(time.perf_counter() - started)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            call.aborted = "upstream"
+            raise NoUpstream(f"the answer broke off: {error}") from error
+        finally:
+            answer.close()  # one that was not read to its end is broken off
+        return web.Response(status=call.status, body=body, headers=call.headers)
+
+    async def _stream(
+        self, request: web.Request, call: Call, answer: aiohttp.ClientResponse, started: float
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(status=call.status, headers=call.headers)
+        await response.prepare(request)
+        try:
+            async for chunk in answer.content.iter_any():
+                call.chunks.append(chunk)
+                call.seconds.append(time.perf_counter() - started)
+                await response.write(chunk)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            call.aborted = "upstream"
+            log.warning("an answer of the server broke off: %s", error)
+            break_off(request)
+            return response
+        await response.write_eof()
+        return response
+
+    def _begin(self, asked: Asked, stage: str, step: int, weights: str) -> Call:
+        who = asked.session or asked.keys.body
+        turn, self._turns[who] = self._turns[who], self._turns[who] + 1
+        self._tally.calls["live"] += stage == "calls"
+        return Call(asked, stage, step, weights, turn, self._tick(), time.time())
+
+    def _announce(self, asked: Asked) -> asyncio.Future[Call] | None:
+        if asked.request_id is None:
+            return None
+        waiting: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+        self._running[asked.request_id, asked.keys.body] = waiting
+        return waiting
+
+    def _end(self, call: Call, waiting: asyncio.Future[Call] | None, *, keep: bool) -> None:
+        call.completion = self._tick()
+        if keep and call.aborted != "unreachable" and self._writer is not None:
+            self._writer.add(call)
+            self._tally.calls["recorded"] += call.stage == "calls"
+        if call.aborted:
+            self._tally.calls["aborted"] += call.aborted != "unreachable"
+        if call.asked.request_id is None or waiting is None:
+            return
+        name = call.asked.request_id, call.asked.keys.body
+        if self._running.get(name) is waiting:
+            del self._running[name]
+        if not call.is_finished:
+            waiting.cancel()
+            return
+        waiting.set_result(call)
+        self._recent[name] = call
+        self._recent_bytes += call.nbytes
+        while self._recent_bytes > KEEP_RECENT:
+            self._recent_bytes -= self._recent.popitem(last=False)[1].nbytes
+
+    async def _room(self) -> None:
+        while self._writer is not None and not self._writer.has_room and self._writer.failure is None:
+            await asyncio.sleep(0.01)
+
+    def _tick(self) -> int:
+        """One clock for arrivals and completions: what is between them was on its way."""
+        self._ticks += 1
+        return self._ticks - 1
+
+    def _passed(self, request: web.Request) -> list[tuple[str, str]]:
+        """The headers that go on to the server behind; what is meant for this one does not."""
+        token = self._token
+        return [
+            (name, value)
+            for name, value in request.headers.items()
+            if not name.lower().startswith("x-rolltape-") and not (token is not None and token in value)
+        ]

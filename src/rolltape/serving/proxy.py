@@ -1,0 +1,310 @@
+"""The HTTP server: reads requests, decides whether the tape or an engine answers, and says how it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from contextlib import suppress
+from typing import Any
+
+from aiohttp import web
+
+from rolltape.policy import Mode
+from rolltape.serving import asked as asking
+from rolltape.serving.asked import Asked, BadBody, Keys
+from rolltape.serving.call_writer import CallWriter
+from rolltape.serving.control import is_health, updates_weights
+from rolltape.serving.dialects import Dialect, find
+from rolltape.serving.gate import Gate, Order
+from rolltape.serving.http_answers import failure, json_answer
+from rolltape.serving.live_page import PAGE, POLICY
+from rolltape.serving.lookup import Answer, Found, Lookup, Slot, target_of
+from rolltape.serving.miss import Miss, explain
+from rolltape.serving.options import Engines, ServeOptions, is_loopback
+from rolltape.serving.passing import Passing
+from rolltape.serving.place import Place, locate
+from rolltape.serving.playback import Playback
+from rolltape.serving.secrets import kept_headers
+from rolltape.serving.tally import Tally
+from rolltape.serving.upstream import Upstreams
+from rolltape.serving.weights import Clock
+
+log = logging.getLogger("rolltape")
+
+TOKEN = "x-rolltape-token"
+
+
+class TooLarge(Exception):
+    """A body above the limit."""
+
+
+class Proxy:
+    """Answers requests from a tape, from servers behind it, or from both."""
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        calls: Lookup,
+        control: Lookup,
+        writer: CallWriter | None,
+        models: list[str],
+        upstreams: Upstreams,
+    ) -> None:
+        self.options = options
+        self.tally = Tally()
+        self.clock = Clock(options.step)
+        self.calls = calls
+        self._control = control
+        self._writer = writer
+        self._models = models
+        order = options.order if options.mode is Mode.REPLAY else Order.NONE
+        self.gate = Gate(calls.slots, order, options.wait)
+        self.upstreams = upstreams
+        self._playback = Playback(options, self.gate)
+        self._passing = Passing(upstreams, writer, self.tally, calls.slots, options.token)
+        self.url = ""
+        self._seen: set[tuple[int, str]] = set()
+        """Questions to the control plane that were recorded in a step: health is asked for all the time."""
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer any request."""
+        refused = self._refusal(request)
+        if refused is not None:
+            return refused
+        path = request.rel_url.raw_path
+        if path == "/rolltape" or path.startswith("/rolltape/"):
+            return await self._own(request, path)
+        place = locate(path)
+        dialect = find(request.method, place.path)
+        if place.lost:
+            return failure(404, None, f"nothing that an inference server has stands behind {path}")
+        try:
+            asked = await self._read(request, place, dialect)
+        except TooLarge:
+            limit = f"the body has more than {self.options.max_body} bytes, which --max-body can raise"
+            return failure(413, dialect, limit)
+        except BadBody as error:
+            return failure(400, dialect, str(error))
+        if self._writer is not None and self._writer.failure is not None:
+            return failure(500, dialect, f"calls can no longer be recorded: {self._writer.failure}")
+        if dialect is None:
+            return await self._answer_control(request, asked)
+        return await self._answer_call(request, asked)
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        """What a request is told that has no business here."""
+        token, host = self.options.token, _host_name(request.host)
+        if token is not None:
+            said = request.headers.get("authorization", "").removeprefix("Bearer ")
+            given = (request.headers.get(TOKEN, ""), said, request.query.get("token", ""))
+            if not any(hmac.compare_digest(one.encode("utf-8", "replace"), token.encode()) for one in given):
+                return failure(401, None, f"send the token of this server as {TOKEN}, or as the API key")
+        elif not is_loopback(host) and host != self.options.host:
+            return failure(403, None, "this server answers to its own address only")
+        origin = request.headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != request.host:
+            return failure(403, None, "pages of other sites have no business here")
+        if request.headers.get("upgrade", "").lower() == "websocket":
+            return failure(501, None, "websockets are not passed on")
+        return None
+
+    async def _read(self, request: web.Request, place: Place, dialect: Dialect | None) -> Asked:
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            raise BadBody("a compressed body is not read: send it as it is")
+        body = await self._body(request)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        raw = asking.raw_digest(body)
+        parsed: Any = None
+        keys = self.calls.known.get(raw) if dialect is not None else None
+        if keys is None or self.options.naming.fields or b'rid"' in body or b'request_id"' in body:
+            try:
+                parsed = asking.parse_body(body) if body else None
+            except BadBody:
+                if dialect is not None:
+                    raise
+        if keys is None:
+            keys = Keys(raw) if body and parsed is None else self._keys(request.method, place.path, parsed)
+        session, source = asking.session_of(place, headers, parsed, self.options.naming)
+        step = asking.parse_step(headers.get(asking.STEP))
+        return Asked(
+            method=request.method,
+            path=place.path,
+            query=request.rel_url.raw_query_string,
+            body=body,
+            raw=raw,
+            keys=keys,
+            dialect=dialect.for_body(parsed) if dialect is not None and parsed is not None else dialect,
+            session=session,
+            session_from=source,
+            request_id=asking.request_id_of(headers, parsed),
+            retry=asking.retries(headers),
+            step=place.step if step is None else step,
+            weights=headers.get(asking.WEIGHTS),
+            headers=kept_headers(request.headers.items(), self.options.naming.headers),
+        )
+
+    def _keys(self, method: str, path: str, parsed: Any) -> Keys:
+        try:
+            return asking.keys_of(method, path, parsed, self.options.naming)
+        except (RecursionError, ValueError) as error:
+            raise BadBody(f"the body cannot be read: {type(error).__name__}") from None
+
+    async def _body(self, request: web.Request) -> bytes:
+        limit = self.options.max_body
+        if (request.content_length or 0) > limit:
+            raise TooLarge
+        pieces, size = [], 0
+        async for piece in request.content.iter_any():
+            size += len(piece)
+            if size > limit:
+                raise TooLarge
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    # -- calls of a model --------------------------------------------------------------------------
+
+    async def _answer_call(self, request: web.Request, asked: Asked) -> web.StreamResponse:
+        self.tally.asked()
+        step = self.clock.asked_step if asked.step is None else asked.step
+        weights = self.clock.weights if asked.weights is None else asked.weights
+        self.clock.called()
+        if self.options.plays:
+            found = self.calls.find(asked, step, weights)
+            if found is not None:
+                return await self._play(request, asked, found)
+        if not self.options.asks_upstream or not self.options.upstream:
+            return await self._missed(asked, step, weights)
+        if (again := self._passing.again(asked)) is not None:
+            self.tally.calls["retried"] += 1
+            return await self._playback.send(request, Answer.of(await again), time.perf_counter())
+        step = self.clock.step if asked.step is None else asked.step
+        return await self._passing.pass_on(request, asked, stage="calls", step=step, weights=weights)
+
+    async def _missed(self, asked: Asked, step: int | None, weights: str) -> web.Response:
+        miss = await asyncio.to_thread(explain, self.calls, asked, self.options.naming, step, weights)
+        log.warning("no recording answers %s %s: %s", asked.method, asked.path, miss.reason)
+        return self._told(asked, miss)
+
+    def _told(self, asked: Asked, miss: Miss) -> web.Response:
+        self.tally.missed(asked.path, asked.session, miss)
+        return failure(422, asked.dialect, f"no recording answers this: {miss.reason}", miss)
+
+    async def _play(self, request: web.Request, asked: Asked, found: Found) -> web.StreamResponse:
+        slot, started = found.slot, time.perf_counter()
+        self.tally.found(found)
+        self._note_differences(asked, slot)
+        done = self.gate.arrive(slot)
+        slot.delivered = False
+        try:
+            answer = await self._playback.recorded(self.calls, slot)
+            response = await self._playback.send(request, answer, started, slot)
+            slot.delivered = True
+            return response
+        except (asyncio.CancelledError, ConnectionResetError):
+            self.tally.calls["aborted"] += 1
+            raise
+        finally:
+            done()
+
+    def _note_differences(self, asked: Asked, slot: Slot) -> None:
+        if asked.keys.checked == slot.checked:
+            return
+        mine, theirs = (json.loads(checked or "{}") for checked in (asked.keys.checked, slot.checked))
+        self.tally.differs.update(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
+
+    # -- the control plane -------------------------------------------------------------------------
+
+    async def _answer_control(self, request: web.Request, asked: Asked) -> web.StreamResponse:
+        self.tally.calls["passed"] += 1
+        live = self.options.mode is not Mode.REPLAY or self.options.engines is Engines.ALIVE
+        if live and self.options.upstream:
+            response = await self._live_control(request, asked)
+        else:
+            response = await self._played_control(request, asked)
+        if updates_weights(asked.path) and request.method != "GET" and response.status < 400:
+            with suppress(BadBody):
+                if self.clock.updated(asking.parse_body(asked.body or b"null")):
+                    self.gate.begin_step(self.clock.step)
+        return response
+
+    async def _live_control(self, request: web.Request, asked: Asked) -> web.StreamResponse:
+        once = self.clock.step, target_of(asked.method, asked.path, asked.query)
+        asks = asked.method in ("GET", "HEAD")
+        repeated = asks and once in self._seen
+        self._seen.add(once)
+        return await self._passing.pass_on(
+            request, asked, stage="control", step=self.clock.step, weights=self.clock.weights,
+            keep=not repeated, everywhere=not asks,
+        )  # fmt: skip
+
+    async def _played_control(self, request: web.Request, asked: Asked) -> web.StreamResponse:
+        slot = _next(self._control.same_body(asked)) or _next(self._control.like(asked.method, asked.path))
+        if slot is not None:
+            slot.given = True
+            self.tally.levels["control"] += 1
+            answer = await self._playback.recorded(self._control, slot)
+            return await self._playback.send(request, answer, time.perf_counter())
+        if is_health(asked.path):
+            return json_answer(200, {"status": "ok"})
+        if asked.path.rstrip("/") == "/v1/models":
+            models = [{"id": name, "object": "model", "owned_by": "rolltape"} for name in self._models]
+            return json_answer(200, {"object": "list", "data": models})
+        return self._told(asked, Miss(f"{asked.method} {asked.path} was not recorded", "unknown"))
+
+    # -- our own -----------------------------------------------------------------------------------
+
+    async def _own(self, request: web.Request, path: str) -> web.Response:
+        name = path.removeprefix("/rolltape").strip("/")
+        if name == "" and request.method == "GET":
+            headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff"}
+            return web.Response(text=PAGE, content_type="text/html", headers=headers)
+        if name == "status" and request.method == "GET":
+            return json_answer(200, self.status())
+        if name == "step" and request.method == "POST":
+            return await self._set_step(request)
+        return failure(404, None, f"there is no {request.method} {path} here")
+
+    async def _set_step(self, request: web.Request) -> web.Response:
+        try:
+            body = asking.parse_body(await self._body(request))
+            step = body.get("step") if isinstance(body, dict) else None
+            if type(step) is not int or not 0 <= step < 10**18:
+                raise BadBody('say which step: {"step": 3}')
+        except (BadBody, TooLarge) as error:
+            return failure(400, None, str(error))
+        self.say_step(step)
+        return json_answer(200, {"step": step})
+
+    def say_step(self, step: int) -> None:
+        """Calls belong to this step from now on."""
+        if self.clock.say(step):
+            self.gate.begin_step(step)
+
+    def status(self) -> dict[str, Any]:
+        """What has been done so far; the summary at the end."""
+        failed = self._writer.failure if self._writer else None
+        return {
+            "mode": str(self.options.mode),
+            "url": self.url,
+            "step": self.clock.step,
+            **self.tally.to_json(),
+            "upstream": self.upstreams.to_json(),
+            "gate": self.gate.to_json(),
+            "unplayed": sum(not slot.given for slot in self.calls.slots) if self.options.plays else 0,
+            "on_tape": len(self.calls.slots) + (self._writer.written if self._writer else 0),
+            "failure": None if failed is None else str(failed),
+        }
+
+
+def _host_name(host: str) -> str:
+    return host.rpartition(":")[0].strip("[]") if not host.endswith("]") and ":" in host else host.strip("[]")
+
+
+def _next(slots: list[Slot]) -> Slot | None:
+    """The first that was not given yet, else the last one."""
+    return next((slot for slot in slots if not slot.given), slots[-1] if slots else None)

@@ -1,0 +1,83 @@
+"""What never reaches a tape: keys, cookies, tokens. Headers are kept by a list, everything else is not.
+
+A body is kept as it came, but for fields at its top that are a secret by their name: those are replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+HIDDEN = "***"
+
+_KEPT = re.compile(
+    r"accept|content-type|user-agent|traceparent|x-stainless-(?:retry-count|lang|package-version)"
+    r"|(?:x-)?(?:session|request|trajectory|rollout|task|episode|correlation|group|instance)-?(?:id|index)"
+    r"|x-rolltape-(?:session|step|weights)|openai-(?:model|version|processing-ms)|anthropic-(?:version|beta)",
+    re.IGNORECASE,
+)
+"""Names of headers that say who asks, or in which form."""
+
+_SECRET = re.compile(
+    r"(?:.*[-_.])?(?:api[-_]?key|apikey|secret|token|password|passwd|credentials?|authorization|auth|cookie)"
+    r"(?:[-_]?(?:key|id))?",
+    re.IGNORECASE,
+)
+_NOT_SECRET = re.compile(
+    r"(?:max|min|stop|bad|eos|bos|pad|n|num|return|skip|allowed|ignore|logit)[-_].*", re.I
+)
+
+
+def kept_headers(headers: Iterable[tuple[str, str]], also: Iterable[str] = ()) -> dict[str, str]:
+    """The headers that may be written down.
+
+    >>> kept_headers([("Authorization", "Bearer x"), ("X-Session-ID", "7"), ("Cookie", "a=b")])
+    {'x-session-id': '7'}
+    """
+    named = {name.lower() for name in also}
+    return {
+        name.lower(): value
+        for name, value in headers
+        if (_KEPT.fullmatch(name) or name.lower() in named) and not is_secret(name)
+    }
+
+
+def is_secret(name: str) -> bool:
+    """Whether a header, a field or a parameter is a secret by its name.
+
+    >>> [is_secret(name) for name in ("api_key", "X-Auth-Token", "max_tokens", "stop_token_ids")]
+    [True, True, False, False]
+    """
+    return _SECRET.fullmatch(name) is not None and _NOT_SECRET.fullmatch(name) is None
+
+
+def without_secrets(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The body without the values of secret fields; None where it has none."""
+    found = [name for name in body if is_secret(name)]
+    return {**body, **dict.fromkeys(found, HIDDEN)} if found else None
+
+
+def safe_query(query: str) -> str:
+    """A query without the values of secret parameters.
+
+    >>> safe_query("api_key=abc&n=2")
+    'api_key=%2A%2A%2A&n=2'
+    """
+    if not query:
+        return query
+    pairs = parse_qsl(query, keep_blank_values=True)
+    if not any(is_secret(name) or name == "key" for name, _ in pairs):
+        return query
+    return urlencode([(name, HIDDEN if is_secret(name) or name == "key" else value) for name, value in pairs])
+
+
+def safe_url(url: str) -> str:
+    """An address without the name and password in it.
+
+    >>> safe_url("http://me:pw@host:1/v1?api_key=abc")
+    'http://host:1/v1?api_key=%2A%2A%2A'
+    """
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=safe_query(parts.query)))

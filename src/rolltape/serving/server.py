@@ -1,0 +1,234 @@
+"""Opens the tape, the port and the servers behind, and closes them again: in this thread, or beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from rolltape.errors import ConfigError, MissingDependencyError, StepExistsError
+from rolltape.policy import Mode
+from rolltape.reader.run import Run, open
+from rolltape.serving.call_writer import CallWriter
+from rolltape.serving.lookup import Lookup
+from rolltape.serving.options import ServeOptions, is_loopback, read_options
+from rolltape.settings import Settings
+from rolltape.storage import LocalStorage
+from rolltape.tape import Tape
+from rolltape.tape.opening import open_tape, resolved_dir
+
+log = logging.getLogger("rolltape")
+
+STAGES = ("calls", "control")
+GRACE = 10.0
+"""Seconds that calls on their way get to end when the server is asked to."""
+
+
+class Server:
+    """A server, from its start to its end. ``serve`` and the command line make one."""
+
+    def __init__(self, tape: str | os.PathLike[str], options: ServeOptions) -> None:
+        self.options = options
+        self.dir = resolved_dir(os.fspath(tape))
+        self.url = ""
+        self._proxy: Any = None
+        self._writer: CallWriter | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: asyncio.Event | None = None
+        self._summary: dict[str, Any] | None = None
+
+    @property
+    def token(self) -> str | None:
+        """What clients have to know; None where anybody on this machine may ask."""
+        return self.options.token
+
+    def summary(self) -> dict[str, Any]:
+        """What has been done so far."""
+        return self._summary or (self._proxy.status() if self._proxy else {})
+
+    def step(self, step: int) -> None:
+        """Calls belong to this step from now on. From any thread."""
+        assert self._loop is not None
+        done = threading.Event()
+
+        def say() -> None:
+            self._proxy.say_step(step)
+            done.set()
+
+        self._loop.call_soon_threadsafe(say)
+        done.wait()
+
+    def flush(self) -> None:
+        """Wait until every call that was answered is on the tape."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def stop(self) -> None:
+        """Ask the server to end. From any thread."""
+        if self._loop is not None and self._ended is not None:
+            with suppress(RuntimeError):  # it has ended already
+                self._loop.call_soon_threadsafe(self._ended.set)
+
+    async def run(self, ready: Callable[[Server], None] = lambda server: None) -> dict[str, Any]:
+        """Serve until ``stop``; the summary."""
+        try:
+            from aiohttp import web
+
+            from rolltape.serving.proxy import Proxy
+            from rolltape.serving.upstream import Upstreams
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"a server needs {error.name}", hint="pip install 'rolltape[serve]'"
+            ) from error
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        listening = _listen(self.options.host, self.options.port)
+        try:
+            run, self._writer = self._open()
+            upstreams = Upstreams(self.options)
+            proxy = self._proxy = Proxy(
+                self.options,
+                Lookup(
+                    run, "calls", self.options.split, naming=self.options.naming, memory=self.options.memory,
+                    only_finished=self.options.mode is not Mode.REPLAY,
+                ),
+                Lookup(run, "control", self.options.split, naming=self.options.naming),
+                self._writer,
+                _models(run, self.options.split),
+                upstreams,
+            )  # fmt: skip
+            app = web.Application(client_max_size=self.options.max_body)
+            app.router.add_route("*", "/{path:.*}", proxy.handle)
+            runner = web.AppRunner(
+                app, handler_cancellation=True, access_log=None, shutdown_timeout=GRACE, keepalive_timeout=75
+            )
+            await runner.setup()
+            listening.listen(1024)  # not before there is somebody who answers
+            await web.SockSite(runner, listening).start()
+        except BaseException:
+            listening.close()
+            raise
+        host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
+        self.url = proxy.url = f"http://{host}:{listening.getsockname()[1]}"
+        try:
+            ready(self)
+            await self._ended.wait()
+        finally:
+            await runner.cleanup()
+            await upstreams.close()
+            if self._writer is not None:
+                await asyncio.to_thread(self._writer.close)
+            self._summary = proxy.status()
+        return self._summary
+
+    def _open(self) -> tuple[Run, CallWriter | None]:
+        mode = self.options.mode
+        storage = LocalStorage(self.dir)
+        manifest = open_tape(storage, Settings(dir=self.dir, mode=mode))
+        run = open(self.dir)
+        if mode is Mode.RECORD:
+            _refuse_recorded(run, self.options.split)
+        if mode is Mode.REWRITE:
+            for stage in STAGES:
+                for recording in run.recordings(stage, self.options.split):
+                    storage.delete(recording.key.path)
+        if mode is Mode.REPLAY:
+            return run, None
+        return open(self.dir), CallWriter(storage, manifest, self.options.split)
+
+
+@contextmanager
+def serve(
+    tape: str | os.PathLike[str] | Tape, upstream: str | tuple[str, ...] | list[str] = (), **options: Any
+) -> Iterator[Server]:
+    """A server beside this program, for as long as the block lasts: ``server.url`` is its address.
+
+    ``tape`` is a directory, or a ``Tape``, whose directory and mode it takes. Options are those of
+    ``rolltape serve``: ``mode``, ``order``, ``wait``, ``pace``, ``step``, ``identity``, ``volatile``, …
+    """
+    if isinstance(tape, Tape):
+        options = {"mode": tape.settings.mode, "split": tape.settings.split, **options}
+        if tape.dir is None:
+            raise ConfigError("the tape is off, so there is nothing to serve", hint="give it a directory")
+    where = tape.dir or "" if isinstance(tape, Tape) else tape
+    server = Server(where, secured(read_options(upstream=upstream, **options)))
+    ready, failures = threading.Event(), []
+
+    def work() -> None:
+        try:
+            asyncio.run(server.run(lambda _: ready.set()))
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=work, name="rolltape-serve", daemon=True)
+    thread.start()
+    ready.wait()
+    if failures:
+        raise failures[0]
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def run_server(server: Server, ready: Callable[[Server], None]) -> dict[str, Any]:
+    """Serve in this thread until Ctrl-C or SIGTERM; the summary."""
+
+    def begun(started: Server) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, started.stop)
+        ready(started)
+
+    return asyncio.run(server.run(begun))
+
+
+def secured(options: ServeOptions) -> ServeOptions:
+    """The options with a token of their own, where other machines reach the server and none is given."""
+    if options.token is not None or is_loopback(options.host):
+        return options
+    return replace(options, token=secrets.token_urlsafe(24))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise ConfigError(
+            f"cannot listen on {host}, port {port}: {error}",
+            causes=["another program listens there"],
+            hint="choose another --port, or none: then a free one is taken",
+        ) from error
+    return listening
+
+
+def _refuse_recorded(run: Run, split: str) -> None:
+    found = next(iter(run.recordings("calls", split)), None)
+    if found is not None:
+        raise StepExistsError(
+            "calls are on this tape already",
+            where=run.location,
+            hint="--mode auto goes on behind them, --mode rewrite replaces them, or give another directory",
+        )
+
+
+def _models(run: Run, split: str) -> list[str]:
+    """The models that were called, as far as the first file says."""
+    first = next(iter(run.recordings("calls", split)), None)
+    return sorted({name for name in first.batch(["model"])["model"] if name}) if first is not None else []
