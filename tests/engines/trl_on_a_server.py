@@ -28,9 +28,8 @@ class ByDisk(VLLMClient):
 
     def update_named_params(self, metadata, named_params):
         self.version += 1
-        self.weights.update_weights(
-            {name: value.detach().clone() for name, value in named_params}, self.version
-        )
+        sent = {name: value.detach().clone() for name, value in named_params}
+        self.weights.update_weights(sent, version=self.version)
 
 
 def variety(completions, **_):

@@ -21,7 +21,7 @@ QUESTIONS = ("GET", "HEAD")
 _STATE = (
     "health health_generate ready ping version models get_model_info model_info get_server_info server_info "
     "server_config get_world_size metrics load get_load workers list_workers is_sleeping is_paused "
-    "get_weights_by_name weights_checker get_internal_state world_size"
+    "get_weights_by_name weights_checker weight_checker weight_info get_internal_state world_size"
 ).split()
 _ACTIONS = (
     "pause resume sleep wake_up pause_generation continue_generation abort_request abort_requests "
