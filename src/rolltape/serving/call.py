@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.serving.asked import Asked, BadBody, parse_body
-from rolltape.serving.dialects import Choice, Response
+from rolltape.serving.dialects import Choice, Request, Response
 from rolltape.serving.secrets import safe_query, without_secrets
 
 LONGEST_DATA = 1024
@@ -123,7 +123,7 @@ def row(call: Call) -> dict[str, Any]:
 
 
 _JSON = frozenset(
-    "sampling messages prompt message routed_experts choices usage request_headers response_headers".split()
+    "sampling prompt response routed_experts choices usage request_headers response_headers".split()
 )
 """Columns of JSON, whose values are kept whole whatever they look like."""
 
@@ -167,14 +167,12 @@ def _typed(call: Call) -> dict[str, Any]:
         "model": (request.model if request else None) or (answer.model if answer else None),
         "weight_version": (answer.weights if answer else None) or (request.weights if request else None),
         "sampling": request.sampling if request else None,
-        "messages": _without_data(request.messages) if request else None,
-        "prompt": _without_data(request.prompt) if request and request.prompt_ids is None else None,
+        "prompt": _prompt(request) if request else None,
         "prompt_ids": np.array(prompt_ids or [], np.int64),
-        "response": first.text,
+        "response": _said(first),
         "response_ids": np.array(first.token_ids or [], np.int64),
         "response_logprobs": _floats(first.logprobs),
         "finish_reason": first.finish_reason,
-        "message": _without_data(first.message),
         "routed_experts": first.routed_experts,
         "choices": [_choice(choice) for choice in choices[1:]],
         "usage": answer.usage if answer else None,
@@ -182,13 +180,29 @@ def _typed(call: Call) -> dict[str, Any]:
     }
 
 
+def _prompt(request: Request) -> Any:
+    """What the model was given, for people: messages, or a text."""
+    if request.messages is not None:
+        return _without_data(request.messages)
+    return _without_data(request.prompt) if request.prompt_ids is None else None
+
+
+def _said(choice: Choice) -> Any:
+    """What the model answered: a text, or a message where there is more to it, calls of tools say."""
+    message = choice.message
+    if isinstance(message, dict):
+        more = {name: value for name, value in message.items() if name not in ("role", "content") and value}
+        if more or not isinstance(message.get("content"), (str, type(None))):
+            return [_without_data(message)]
+    return choice.text
+
+
 def _choice(choice: Choice) -> dict[str, Any]:
     return {
-        "response": choice.text,
+        "response": _said(choice),
         "response_ids": choice.token_ids,
         "response_logprobs": choice.logprobs,
         "finish_reason": choice.finish_reason,
-        "message": _without_data(choice.message),
     }
 
 
