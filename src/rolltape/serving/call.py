@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.serving.asked import Asked, BadBody, parse_body
-from rolltape.serving.dialects import Choice, Request, Response
+from rolltape.serving.dialects import Choice, Dialect, Request, Response
 from rolltape.serving.secrets import safe_query, without_secrets
 
 LONGEST_DATA = 1024
@@ -85,7 +85,7 @@ def is_finished(status: int, aborted: str) -> bool:
 def row(call: Call) -> dict[str, Any]:
     """What the tape keeps of a call: one value for each column."""
     asked = call.asked
-    typed = _typed(call)
+    typed = read_typed(asked.dialect, asked.body, call.headers, call.body)
     return {
         "uid": call.uid,
         "index": call.turn,
@@ -140,26 +140,15 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_answer(asked: Asked, headers: Mapping[str, str], body: bytes) -> Response | None:
-    """The answer of a model as typed values; None where it is none of them."""
-    if asked.dialect is None or not body:
-        return None
-    if "event-stream" in headers.get("content-type", ""):
-        return asked.dialect.streamed(body)
-    try:
-        return asked.dialect.response(parse_body(body))
-    except BadBody:
-        return None
-
-
-def _typed(call: Call) -> dict[str, Any]:
-    asked = call.asked
-    try:
-        body = parse_body(asked.body) if asked.body else None
-    except BadBody:
-        body = None
-    request = asked.dialect.request(body) if asked.dialect and isinstance(body, dict) else None
-    answer = read_answer(asked, call.headers, call.body)
+def read_typed(
+    dialect: Dialect | None, request_body: bytes, headers: Mapping[str, str], body: bytes
+) -> dict[str, Any]:
+    """What request and answer say, as typed columns."""
+    parsed = _parsed(request_body)
+    if dialect is not None:
+        dialect = dialect.for_body(parsed)
+    request = dialect.request(parsed) if dialect and isinstance(parsed, dict) else None
+    answer = _read_answer(dialect, headers, body) if dialect else None
     choices = answer.choices if answer else []
     first = choices[0] if choices else Choice(None, None, None, None)
     prompt_ids = (request.prompt_ids if request else None) or (answer.prompt_ids if answer else None)
@@ -178,6 +167,22 @@ def _typed(call: Call) -> dict[str, Any]:
         "usage": answer.usage if answer else None,
         "stream": bool(request and request.stream),
     }
+
+
+def _read_answer(dialect: Dialect, headers: Mapping[str, str], body: bytes) -> Response | None:
+    if not body:
+        return None
+    if "event-stream" in headers.get("content-type", ""):
+        return dialect.streamed(body)
+    parsed = _parsed(body)
+    return None if parsed is None else dialect.response(parsed)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return parse_body(body) if body else None
+    except BadBody:
+        return None
 
 
 def _prompt(request: Request) -> Any:
