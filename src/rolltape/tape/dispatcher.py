@@ -286,7 +286,7 @@ class Dispatcher:
             loud = logging.WARNING if self._last.lost else logging.INFO
             log.log(loud, "tape %s: %s", self.storage.location, self._last)
             tell_run(self.storage.location, self.settings.mode, self._last.replayed)
-            for found in partly_played(self._last.never_played, self.player.played, self.interrupted):
+            for found in partly_played(self._last.never_played, self.player.played.copy(), self.interrupted):
                 log.warning("tape %s: %s", self.storage.location, found)
         if self.out is not None:
             self.out.close()

@@ -46,11 +46,11 @@ def partly_played(
     "train/rollout: of the 3 calls recorded at step 3, this run made 1; it never made 'b', 'c'"
     """
     made = Counter((key.split, key.stage, key.step) for key in played)
+    begun = {_stem(Key(split=split, stage=stage, step=step).path) for split, stage, step in made}
     left: dict[tuple[str, str, int], list[int | str]] = {}
-    for key in filter(None, map(Key.parse, never_played)):
-        place = key.split, key.stage, key.step
-        if made[place] and (key.split, key.step) not in interrupted:
-            left.setdefault(place, []).append(key.call)
+    for key in filter(None, map(Key.parse, (path for path in never_played if _stem(path) in begun))):
+        if (key.split, key.step) not in interrupted:
+            left.setdefault((key.split, key.stage, key.step), []).append(key.call)
     first = {place[:2]: place for place in reversed(left)}
     found = []
     for split, stage, step in reversed(first.values()):
@@ -63,6 +63,12 @@ def partly_played(
             + (f"; {more} more {'step' if more == 1 else 'steps'} like this" if more else "")
         )
     return found
+
+
+def _stem(path: str) -> str:
+    """A file's name as far as the step: a tape may have very many, and a key is made of few."""
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/{name.partition('.')[0]}"
 
 
 def _causes(storage: Storage, key: Key) -> list[str]:
