@@ -94,5 +94,12 @@ def test_cells_of_every_kind_of_column(tmp_path):
     assert [as_text(row["number"]) for row in rows] == ["1.5", "2.5", "3.5"]
 
 
+@pytest.mark.parametrize(
+    ("number", "text"), [(np.float32(0.1), "0.1"), (np.float64(1), "1"), (np.int8(-3), "-3")]
+)
+def test_a_number_is_shown_without_its_type(number, text):
+    assert (as_text(number), as_text([number])) == (text, f"[{number.item()}]")
+
+
 def test_json_of_values_that_json_lacks():
     assert to_json({1: (b"x", np.int64(3), {"a": np.array([1.5])})}) == {"1": ["b'x'", 3, {"a": [1.5]}]}

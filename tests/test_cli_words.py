@@ -157,7 +157,7 @@ def test_a_program_that_opens_no_tape_has_an_exit_code_of_its_own(tmp_path, mode
     done = run_program(tmp_path / "t", "print('trained')", mode)
     assert done.returncode == 4
     assert "opened no tape" in done.stderr
-    assert "rolltape.Tape()" in done.stderr
+    assert "rolltape.Tape.from_env()" in done.stderr
     assert done.stdout == "trained\n"
 
 
@@ -175,7 +175,7 @@ def test_a_program_that_opens_the_tape_has_its_own_exit_code(tmp_path, mode):
 
 def test_what_was_replayed_is_told(tmp_path):
     recorded = run_program(tmp_path / "t", OPENS.format(""), "record")
-    assert "has 1 recordings, 1 of them new\n" in recorded.stderr
+    assert "has 1 recording, 1 of them new\n" in recorded.stderr
     for mode in ("replay", "auto"):
         assert "0 of them new; 1 replayed\n" in run_program(tmp_path / "t", OPENS.format(""), mode).stderr
     idle = OPENS.format("").replace("generate()", "pass")

@@ -120,3 +120,13 @@ def test_an_adapter_that_is_not_known_here_is_an_error(tmp_path):
     assert done.returncode == 2
     assert "'tests.odd'" in done.stderr
     assert "not registered in this process" in done.stderr
+
+
+def test_samples_that_nothing_groups_leave_no_group_behind(tmp_path):
+    record(tmp_path / "tape", {"text": list("abcd"), "reward": [0.5, 1.0, 0.25, 0.0]})
+    done = run("cut", tmp_path / "tape", "--steps", "0", "--samples", "0-1", "--out", tmp_path / "small")
+    assert (done.exit_code, "1 recording, 2 samples" in done.stderr, "left behind" in done.stderr) == (
+        0,
+        True,
+        False,
+    )

@@ -82,3 +82,9 @@ def test_the_tape_that_records_it_is_still_open_here(tmp_path: Path) -> None:
     with rolltape.Tape(tmp_path / "t", mode="record"):
         assert causes(tmp_path / "t", 1).startswith("the tape that records it is still open in this program")
     assert "still open" not in causes(tmp_path / "t", 1)
+
+
+def test_a_tape_of_metrics_alone_is_not_called_empty(tmp_path: Path) -> None:
+    with rolltape.Tape(tmp_path / "t", mode="record") as tape, tape.step(0):
+        tape.log({"loss": 0.5})
+    assert causes(tmp_path / "t", 0) == "the tape has metrics, and no recordings: no stage was called"

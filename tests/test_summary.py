@@ -132,3 +132,40 @@ def test_counting_from_many_threads() -> None:
         for _ in range(2000):
             pool.submit(tally.add, recorded=1, seconds_live=0.5)
     assert (tally.summary().recorded, tally.summary().seconds_live) == (2000, 1000.0)
+
+
+def prompts_of(tape: rolltape.Tape, prompts: list[str], keyed: bool) -> None:
+    """Two steps with one call per prompt."""
+    generate = tape.stage("rollout")(lambda prompt: {"text": prompt})
+    for step in range(2):
+        if not keyed:
+            with tape.step(step):
+                list(map(generate, prompts))
+            continue
+        for prompt in prompts:
+            with tape.step(step, key=prompt):
+                generate(prompt)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_step_of_which_only_some_calls_are_made_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, keyed: bool
+) -> None:
+    with rolltape.Tape(tmp_path / "t", mode="record") as tape:
+        prompts_of(tape, ["a", "b", "c", "d"], keyed)
+    with rolltape.Tape(tmp_path / "t", mode="replay") as tape:
+        prompts_of(tape, ["a", "b", "c", "d"], keyed)
+    assert not caplog.records
+    with rolltape.Tape(tmp_path / "t", mode="replay") as tape:
+        prompts_of(tape, ["a", "b"], keyed)
+    (warning,) = caplog.messages
+    assert "train/rollout: of the 4 calls recorded at step 0, this run made 2; it never made " in warning
+    assert warning.endswith("'c', 'd'; 1 more step like this" if keyed else "2, 3; 1 more step like this")
+
+
+def test_a_step_that_raised_is_no_smaller_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with rolltape.Tape(tmp_path / "t", mode="record") as tape:
+        prompts_of(tape, ["a", "b", "c"], keyed=False)
+    with pytest.raises(rolltape.MismatchError), rolltape.Tape(tmp_path / "t", mode="replay") as tape:
+        prompts_of(tape, ["a", "x"], keyed=False)
+    assert not caplog.records

@@ -79,3 +79,12 @@ def test_the_second_tape_is_not_asked_again(tmp_path: Path) -> None:
         tmp_path / "t", mode="replay", out=tmp_path / "o", match=match, stages="rollout"
     ) as tape:
         Rollout(tape).run([0])
+
+
+def test_a_split_that_is_not_on_the_tape_does_not_turn_a_replay_off(tmp_path: Path) -> None:
+    record(tmp_path / "t", split="val")
+    with pytest.raises(ConfigError, match="split names 'vall'") as caught:
+        run(tmp_path / "t", "replay", split="vall", on_miss="live")
+    assert "did you mean 'val'?" in str(caught.value)
+    assert run(tmp_path / "t", "replay", split="val", on_miss="live").replayed == 2
+    assert run(tmp_path / "t", "replay", split="vall", on_miss="record").recorded == 2, "it may begin one"

@@ -156,6 +156,19 @@ def test_eighty_columns_keep_what_diverged_and_break_between_words(pair):
     assert " ".join(sentence.split()) in " ".join(joined.split())
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_no_word_of_the_table_is_lost_in_a_narrow_terminal(tmp_path, columns):
+    for name, steps in (("a", 2), ("b", 1)):
+        with rolltape.Tape(tmp_path / name, mode="record") as tape:
+            for step in range(steps):
+                tape.log({"policy/grad_norm": 1.0}, step=step)
+    _, shown = in_terminal("diff", tmp_path / "a", tmp_path / "b", columns=columns)
+    table = _without_colour(shown[shown.index("what") :])
+    assert "the candidate did not log it at this step" in " ".join(
+        " ".join(line[40:] for line in table.splitlines()[2:6]).split()
+    )
+
+
 def _without_colour(text):
     import re
 

@@ -275,6 +275,9 @@ def test_the_metrics_of_every_rank_are_compared(tmp_path):
     log(tmp_path / "a", [[1.0, 1.0], [2.0, 2.0]])
     log(tmp_path / "b", [[1.0, 1.0], [2.0, 2.5]])
     log(tmp_path / "c", [[1.0, 1.0]], ranks=(0,))
+    log(tmp_path / "d", [[1.5, 1.0], [2.5, 2.0]])
+    both = rolltape.compare(tmp_path / "a", tmp_path / "d")
+    assert both.sentence.endswith("; `grad_norm` of rank 1 follows at step 0.")
     report = rolltape.compare(tmp_path / "a", tmp_path / "b")
     assert report.sentence.startswith("First divergence: step 1, metric `grad_norm` of rank 1: ")
     assert [(e.rank, e.step) for e in report.comparison.entries if not e.verdict.clean] == [(1, 1)]

@@ -54,6 +54,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+hooks.register_hook("differing calls", lambda: import_module("rolltape.serving.proof").differing)
 hooks.register_hook("engine", lambda: import_module("rolltape.engines.api.taped").TapedEngine)
 
 

@@ -20,7 +20,7 @@ import sys
 import types
 import uuid
 from argparse import Namespace
-from collections import UserList, defaultdict, deque
+from collections import UserList, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,7 +30,7 @@ import numpy as np
 from rolltape.batch import arrays, nested, registry
 from rolltape.batch.classes import attributes
 from rolltape.batch.digest_pieces import (
-    Soft,
+    Pieces,
     bytes_of,
     counted,
     crc_of,
@@ -159,52 +159,43 @@ class _Walk:
         single = describe_single(value)
         if single is None and not isinstance(value, _SEQUENCES) and not _is_array(value):
             return self._named(value, path)
-        exact: list[bytes] = []
-        soft: Soft = defaultdict(list)
+        to = Pieces()
         rows: list[str] = []
         if isinstance(value, _LISTED):
             value = list(value)
         if type(value) not in (list, tuple):
-            self.write(value, name, path, exact, soft, rows)
-        elif len(value) <= MOST_ROWS or not write_numbers(value, name, exact, soft):
-            self._write_rows(value, name, path, exact, soft, rows)
-        if exact == [_NOTHING] or (rows and set(rows) == {short_hash(_NOTHING).hex()[:8]}):
+            self.write(value, name, path, to, rows)
+        elif len(value) <= MOST_ROWS or not write_numbers(value, name, to):
+            self._write_rows(value, name, path, to, rows)
+        if to.exact == [_NOTHING] or (rows and set(rows) == {short_hash(_NOTHING).hex()[:8]}):
             raise _Opaque  # nothing of it is known
         rows = rows if len(rows) <= MOST_ROWS else []
         number, shown = single or (None, _shown(value))
         if is_of_a_run(name):
             number = None
-        return Digest(shown, _digest(exact), _digests(soft), number, tuple(rows))
+        return Digest(shown, _digest(to.exact), _digests(to.soft), number, tuple(rows))
 
-    def write(
-        self,
-        value: Any,
-        name: str,
-        path: str,
-        exact: list[bytes],
-        soft: Soft,
-        rows: list[str] | None = None,
-    ) -> None:
+    def write(self, value: Any, name: str, path: str, to: Pieces, rows: list[str] | None = None) -> None:
         """Say what a value is that is called ``name``; an array says what its ``rows`` are, too."""
-        if type(value) not in _PLAIN and write_single(value, name, exact, soft):
+        if type(value) not in _PLAIN and write_single(value, name, to):
             return
         if id(value) in self._inside or len(self._inside) > MAX_DEPTH:
-            exact.append(b"itself;")
+            to.exact.append(b"itself;")
             return
         self._inside.add(id(value))
         try:
             if _is_array(value):
-                self._write_array(value, name, path, exact, soft, rows)
+                self._write_array(value, name, path, to, rows)
             elif isinstance(value, _SEQUENCES):
-                self._write_sequence(value, name, path, exact, soft)
+                self._write_sequence(value, name, path, to)
             else:
                 fields = _fields(value)
-                exact.append(b"{%d:" % len(fields))
+                to.exact.append(b"{%d:" % len(fields))
                 for key in sorted(fields):
-                    exact.append(said(key))
-                    self.write(fields[key], key, f"{path}.{key}", exact, soft)
+                    to.exact.append(said(key))
+                    self.write(fields[key], key, f"{path}.{key}", to)
         except (_Opaque, RolltapeError):
-            exact.append(_NOTHING)
+            to.exact.append(_NOTHING)
             self._leave_out(value, path)
         finally:
             self._inside.discard(id(value))
@@ -238,78 +229,60 @@ class _Walk:
         if all(known.path != path for known in self.left):
             self.left.append(_left_out(value, path))
 
-    def _write_rows(
-        self,
-        value: Sequence[Any],
-        name: str,
-        path: str,
-        exact: list[bytes],
-        soft: Soft,
-        rows: list[str],
-    ) -> None:
+    def _write_rows(self, value: Sequence[Any], name: str, path: str, to: Pieces, rows: list[str]) -> None:
         """A list, whose entries each have a digest of their own."""
-        known: dict[int, tuple[bytes, Soft]] = {}  # samples of one prompt may share the very same object
+        known: dict[int, tuple[bytes, Pieces]] = {}  # samples of one prompt may share the very same object
         for at, item in enumerate(value):
             if id(item) not in known:
-                inside: list[bytes] = []
-                may_differ: Soft = defaultdict(list)
-                self.write(item, name, f"{path}[{at}]", inside, may_differ)
-                known[id(item)] = short_hash(b"".join(inside)), may_differ
-            row, may_differ = known[id(item)]
-            exact.append(row)
-            for inner, pieces in may_differ.items():
-                soft[inner] += pieces
+                inside = Pieces()
+                self.write(item, name, f"{path}[{at}]", inside)
+                known[id(item)] = short_hash(b"".join(inside.exact)), inside
+            row, inside = known[id(item)]
+            to.exact.append(row)
+            for inner, pieces in inside.soft.items():
+                to.soft[inner] += pieces
             rows.append(row.hex()[:8])
 
-    def _write_sequence(self, value: Any, name: str, path: str, exact: list[bytes], soft: Soft) -> None:
+    def _write_sequence(self, value: Any, name: str, path: str, to: Pieces) -> None:
         if isinstance(value, (set, frozenset)):
             written: list[tuple[bytes, bytes]] = []
             for item in value:
-                inside: list[bytes] = []
-                may_differ: Soft = defaultdict(list)
-                self.write(item, name, path, inside, may_differ)
-                written.append((b"".join(inside), b"".join(map(b"".join, may_differ.values()))))
-            exact += [b"set %d:" % len(value), *sorted(each for each, _ in written)]
-            soft[name] += sorted(each for _, each in written if each)
+                inside = Pieces()
+                self.write(item, name, path, inside)
+                written.append((b"".join(inside.exact), b"".join(map(b"".join, inside.soft.values()))))
+            to.exact += [b"set %d:" % len(value), *sorted(each for each, _ in written)]
+            to.soft[name] += sorted(each for _, each in written if each)
             return
-        exact.append(b"[%d:" % len(value))
-        if write_numbers(value, name, exact, soft):
+        to.exact.append(b"[%d:" % len(value))
+        if write_numbers(value, name, to):
             return
         for at, item in enumerate(value):
-            if not write_single(item, name, exact, soft):
-                self.write(item, name, f"{path}[{at}]", exact, soft)
+            if not write_single(item, name, to):
+                self.write(item, name, f"{path}[{at}]", to)
 
-    def _write_array(
-        self,
-        value: Any,
-        name: str,
-        path: str,
-        exact: list[bytes],
-        soft: Soft,
-        rows: list[str] | None,
-    ) -> None:
+    def _write_array(self, value: Any, name: str, path: str, to: Pieces, rows: list[str] | None) -> None:
         if nested.is_nested(value):
             parts = nested.to_parts(value)
             kept = [parts[key] for key in sorted(parts) if key not in ("grad", "dtype")]
-            self._write_sequence(kept, name, path, exact, soft)
+            self._write_sequence(kept, name, path, to)
             return
         data, dtype = _bits(value, path)
         if data.dtype == object:
-            exact.append(said(str(data.shape)))
-            self._write_sequence(list(data.reshape(-1)), name, path, exact, soft)
+            to.exact.append(said(str(data.shape)))
+            self._write_sequence(list(data.reshape(-1)), name, path, to)
             return
         if data.dtype.kind in "fcMm" or dtype.startswith(("float", "bfloat", "complex")):
-            exact.append(said(f"floats {data.shape}"))
-            soft[name] += (said(dtype), b"%d;" % crc_of(data))
+            to.exact.append(said(f"floats {data.shape}"))
+            to.soft[name] += (said(dtype), b"%d;" % crc_of(data))
             return
-        exact.append(said(f"{dtype} {data.shape}"))
+        to.exact.append(said(f"{dtype} {data.shape}"))
         if data.ndim and 0 < len(data) <= MOST_ROWS:
             hashes = [short_hash(*bytes_of(row)) for row in data]
-            exact += hashes
+            to.exact += hashes
             if rows is not None:
                 rows += [each.hex()[:8] for each in hashes]
         else:
-            exact.append(short_hash(*bytes_of(data)))
+            to.exact.append(short_hash(*bytes_of(data)))
 
 
 _LISTED: tuple[Any, ...] = (

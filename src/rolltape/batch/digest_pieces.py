@@ -1,6 +1,6 @@
 """Values without parts as pieces of bytes that no other value has, for digests.
 
-What must be the same goes to a list, ``exact``; what may differ to others, ``soft``, by the name it has.
+What must be the same is kept apart from what may differ.
 """
 
 from __future__ import annotations
@@ -19,15 +19,24 @@ import uuid
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from rolltape.batch.roles import names_of
 
-Soft: TypeAlias = "defaultdict[str, list[bytes]]"
-"""What may differ, by the name it has."""
+
+@dataclass(slots=True)
+class Pieces:
+    """What a value is."""
+
+    exact: list[bytes] = field(default_factory=list)
+    """What must be the same."""
+    soft: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    """What may differ, by the name it has."""
+
 
 _RANDOM = re.compile(r"[0-9a-f]{8}(-?)[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{12}", re.IGNORECASE)
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:[0-9]+)?")
@@ -57,7 +66,7 @@ def is_of_a_run(name: str) -> bool:
 
 def describe_single(value: Any) -> tuple[float | None, str] | None:
     """The number that a value without parts is, if it is one, and what to show; None for what has parts."""
-    if not write_single(value, "", [], defaultdict(list)):
+    if not write_single(value, "", Pieces()):
         return None
     if isinstance(value, str):
         return None, f"text of {counted(len(value), 'character', 'characters')}"
@@ -71,48 +80,48 @@ def describe_single(value: Any) -> tuple[float | None, str] | None:
     return (number if math.isfinite(number) and abs(number) < 2**53 else None), f"{number:.6g}"
 
 
-def write_single(value: Any, name: str, exact: list[bytes], soft: Soft) -> bool:
+def write_single(value: Any, name: str, to: Pieces) -> bool:
     """Say what a value without parts is; False for one that has parts."""
     kind = type(value)
     if is_of_a_run(name) and (value is None or isinstance(value, _NAMES)):
-        exact.append(b"of the run;")
-        soft[name].append(said(str(value)))
+        to.exact.append(b"of the run;")
+        to.soft[name].append(said(str(value)))
     elif kind is str:
-        _write_text(value, name, exact, soft)
+        _write_text(value, name, to)
     elif value is None or kind is bool:
-        exact.append(b"%s;" % str(value).encode())
+        to.exact.append(b"%s;" % str(value).encode())
     elif kind is int:
         if abs(value) >= _LARGEST_COUNT and name in names_of("uid"):
-            soft[name].append(b"i%x;" % value)
+            to.soft[name].append(b"i%x;" % value)
         else:
-            exact.append(b"i%x;" % value)
+            to.exact.append(b"i%x;" % value)
     elif kind is float:
-        exact.append(b"f;")
-        soft[name].append(struct.pack(">d", value))
+        to.exact.append(b"f;")
+        to.soft[name].append(struct.pack(">d", value))
     elif isinstance(value, enum.Enum):
-        exact.append(said(f"{kind.__qualname__}.{value.name}"))
+        to.exact.append(said(f"{kind.__qualname__}.{value.name}"))
     elif isinstance(value, np.generic) and value.dtype.kind in "biufUS":
-        return write_single(value.item(), name, exact, soft)
+        return write_single(value.item(), name, to)
     elif isinstance(value, str):
-        _write_text(str.__str__(value), name, exact, soft)
+        _write_text(str.__str__(value), name, to)
     elif isinstance(value, int):
-        return write_single(int(value), name, exact, soft)
+        return write_single(int(value), name, to)
     elif isinstance(value, float):
-        return write_single(float(value), name, exact, soft)
+        return write_single(float(value), name, to)
     elif isinstance(value, (bytes, bytearray, memoryview)):
         data = bytes(value)
-        exact += [b"b%d:" % len(data), data]
+        to.exact += [b"b%d:" % len(data), data]
     elif isinstance(value, os.PathLike):
-        return write_single(os.fspath(value), name, exact, soft)
+        return write_single(os.fspath(value), name, to)
     elif isinstance(value, (decimal.Decimal, fractions.Fraction, np.dtype)) or _is_torch(value, "dtype"):
-        exact.append(said(f"{kind.__name__} {value}"))
+        to.exact.append(said(f"{kind.__name__} {value}"))
     elif isinstance(value, re.Pattern):
-        exact.append(said(f"Pattern {value.flags} {value.pattern!r}"))
+        to.exact.append(said(f"Pattern {value.flags} {value.pattern!r}"))
     elif value is ... or isinstance(value, dt.tzinfo) or _is_plain_slice(value):
-        exact.append(said(f"{kind.__name__} {value}"))
+        to.exact.append(said(f"{kind.__name__} {value}"))
     elif isinstance(value, _MAY_DIFFER) or _is_torch(value, "device"):
-        exact.append(said(kind.__name__))
-        soft[name].append(said(str(value)))
+        to.exact.append(said(kind.__name__))
+        to.soft[name].append(said(str(value)))
     else:
         return False
     return True
@@ -122,27 +131,27 @@ _NAMES = (str, int, float, os.PathLike, np.integer, np.floating, dt.date)
 _MAY_DIFFER = (complex, uuid.UUID, dt.date, dt.time, dt.timedelta)
 
 
-def _write_text(value: str, name: str, exact: list[bytes], soft: Soft) -> None:
+def _write_text(value: str, name: str, to: Pieces) -> None:
     data = value.encode("utf-8", "surrogatepass")
     size = len(value)
     random = name in names_of("uid") or (32 <= size <= _LONGEST_NAME and _RANDOM.search(value))
     random = random or (13 <= size <= _LONGEST_NAME and _MOMENT.fullmatch(value))
     if value[:1] == "/" and _TEMPORARY.search(value):
-        exact.append(said(_TEMPORARY.sub("*", value)))
-        soft[name].append(said(value))
+        to.exact.append(said(_TEMPORARY.sub("*", value)))
+        to.soft[name].append(said(value))
     elif random or (3 <= size <= 8 and _DEVICE.fullmatch(value)):
-        exact.append(b"s;")
-        soft[name] += (b"s%d:" % len(data), data)
+        to.exact.append(b"s;")
+        to.soft[name] += (b"s%d:" % len(data), data)
     else:
-        exact += (b"s%d:" % len(data), data)
+        to.exact += (b"s%d:" % len(data), data)
 
 
-def write_numbers(value: Sequence[Any], name: str, exact: list[bytes], soft: Soft) -> bool:
+def write_numbers(value: Sequence[Any], name: str, to: Pieces) -> bool:
     """Say what a list of nothing but whole numbers or floats is, in one go; False for any other."""
     kinds = set(map(type, value))
     if kinds == {float}:
-        exact.append(b"%d floats;" % len(value))
-        soft[name].append(b"%d;" % crc_of(np.fromiter(value, np.float64, len(value))))
+        to.exact.append(b"%d floats;" % len(value))
+        to.soft[name].append(b"%d;" % crc_of(np.fromiter(value, np.float64, len(value))))
         return True
     if kinds != {int} or name in names_of("uid") or is_of_a_run(name):
         return False
@@ -150,7 +159,7 @@ def write_numbers(value: Sequence[Any], name: str, exact: list[bytes], soft: Sof
         data = np.fromiter(value, np.int64, len(value))
     except OverflowError:
         return False
-    exact.append(data.tobytes() if data.nbytes <= _SHORT else short_hash(*bytes_of(data)))
+    to.exact.append(data.tobytes() if data.nbytes <= _SHORT else short_hash(*bytes_of(data)))
     return True
 
 

@@ -67,12 +67,6 @@ def is_nan(bits: np.ndarray, dtype: str) -> np.ndarray:
     return np.asarray(np.isnan(decode(bits, dtype) if dtype in _EIGHT else bits.view(dtype)))
 
 
-def all_nan(bits: np.ndarray, dtype: str) -> bool:
-    """Whether there are elements, and none is a number; looks no further than the first that is."""
-    starts = range(0, len(bits), 1 << 15)
-    return len(bits) > 0 and all(is_nan(bits[at : at + (1 << 15)], dtype).all() for at in starts)
-
-
 def ulps(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """How many steps between neighbouring floats lead from one to the other; 0 from -0.0 to 0.0.
 

@@ -107,7 +107,7 @@ def _print_chain(screen: Screen, report: Report) -> None:
     if links:
         narrow = screen.wraps and screen.width < NARROW
         rows = [link for link in links if any(link is one for one in kept)]
-        screen.print(_narrow_table(rows) if narrow else _table(rows))
+        screen.print(_narrow_table(rows, 20 if screen.width > 66 else 14) if narrow else _table(rows))
     if len(links) > len(kept):
         text = f"… and {counted(len(links) - len(kept), 'more thing')}: --json and --html FILE have all"
         _say(screen, shown(text, "dim"))
@@ -136,10 +136,10 @@ def _table(links: Sequence[Link]) -> Table:
     return table
 
 
-def _narrow_table(links: Sequence[Link]) -> Table:
+def _narrow_table(links: Sequence[Link], what: int) -> Table:
     """What diverges, how badly, since when, and by how much: what has room in any terminal."""
     table = new_table(
-        "what", "verdict", "first at", "error", right=("first at",), fold={"what": 20, "error": 16}
+        "what", "verdict", "first at", "error", right=("first at",), fold={"what": what, "error": 16}
     )
     for link in links:
         entry, row = link.worst, _row(link)

@@ -17,6 +17,7 @@ from rolltape.errors import (
     StepMissingError,
     UnknownAdapterError,
 )
+from rolltape.hooks import hook
 from rolltape.key import Key, metrics_path
 from rolltape.reader.dropped_steps import read_dropped
 from rolltape.reader.listing import NOTES, all_files, is_name
@@ -182,6 +183,10 @@ def look_at_recording(
         return
     report.anonymous += recording.about.tape is None
     yield from _inputs(recording, names)
+    if recording.about.circumstances:
+        for row, column in hook("differing calls")(recording):  # what knows about calls lies above
+            text = f"{column} of call {row} is not what its recorded bytes say"
+            yield Finding("damaged", key.path, text, (column,))
 
 
 def _damaged_columns(recording: Recording) -> Iterator[str]:

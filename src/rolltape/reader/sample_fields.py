@@ -33,6 +33,8 @@ def as_text(cell: Cell, *, full: bool = False) -> str:
     """A cell on as few lines as it needs, cut where it is long unless all of it is wanted."""
     if isinstance(cell, np.ndarray):
         return _array_text(cell, full)
+    if isinstance(cell, np.number):
+        return _number(cell, full)
     if isinstance(cell, str):
         return cell if full else abridged(cell)
     if isinstance(cell, (dict, list)):

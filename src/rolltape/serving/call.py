@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.serving.asked import Asked, BadBody, parse_body
-from rolltape.serving.dialects import Choice, Response
+from rolltape.serving.dialects import Choice, Dialect, Request, Response
 from rolltape.serving.secrets import safe_query, without_secrets
 
 LONGEST_DATA = 1024
@@ -85,7 +85,7 @@ def is_finished(status: int, aborted: str) -> bool:
 def row(call: Call) -> dict[str, Any]:
     """What the tape keeps of a call: one value for each column."""
     asked = call.asked
-    typed = _typed(call)
+    typed = read_typed(asked.dialect, asked.body, call.headers, call.body)
     return {
         "uid": call.uid,
         "index": call.turn,
@@ -123,7 +123,7 @@ def row(call: Call) -> dict[str, Any]:
 
 
 _JSON = frozenset(
-    "sampling messages prompt message routed_experts choices usage request_headers response_headers".split()
+    "sampling prompt response routed_experts choices usage request_headers response_headers".split()
 )
 """Columns of JSON, whose values are kept whole whatever they look like."""
 
@@ -140,26 +140,15 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_answer(asked: Asked, headers: Mapping[str, str], body: bytes) -> Response | None:
-    """The answer of a model as typed values; None where it is none of them."""
-    if asked.dialect is None or not body:
-        return None
-    if "event-stream" in headers.get("content-type", ""):
-        return asked.dialect.streamed(body)
-    try:
-        return asked.dialect.response(parse_body(body))
-    except BadBody:
-        return None
-
-
-def _typed(call: Call) -> dict[str, Any]:
-    asked = call.asked
-    try:
-        body = parse_body(asked.body) if asked.body else None
-    except BadBody:
-        body = None
-    request = asked.dialect.request(body) if asked.dialect and isinstance(body, dict) else None
-    answer = read_answer(asked, call.headers, call.body)
+def read_typed(
+    dialect: Dialect | None, request_body: bytes, headers: Mapping[str, str], body: bytes
+) -> dict[str, Any]:
+    """What request and answer say, as typed columns."""
+    parsed = _parsed(request_body)
+    if dialect is not None:
+        dialect = dialect.for_body(parsed)
+    request = dialect.request(parsed) if dialect and isinstance(parsed, dict) else None
+    answer = _read_answer(dialect, headers, body) if dialect else None
     choices = answer.choices if answer else []
     first = choices[0] if choices else Choice(None, None, None, None)
     prompt_ids = (request.prompt_ids if request else None) or (answer.prompt_ids if answer else None)
@@ -167,14 +156,12 @@ def _typed(call: Call) -> dict[str, Any]:
         "model": (request.model if request else None) or (answer.model if answer else None),
         "weight_version": (answer.weights if answer else None) or (request.weights if request else None),
         "sampling": request.sampling if request else None,
-        "messages": _without_data(request.messages) if request else None,
-        "prompt": _without_data(request.prompt) if request and request.prompt_ids is None else None,
+        "prompt": _prompt(request) if request else None,
         "prompt_ids": np.array(prompt_ids or [], np.int64),
-        "response": first.text,
+        "response": _said(first),
         "response_ids": np.array(first.token_ids or [], np.int64),
         "response_logprobs": _floats(first.logprobs),
         "finish_reason": first.finish_reason,
-        "message": _without_data(first.message),
         "routed_experts": first.routed_experts,
         "choices": [_choice(choice) for choice in choices[1:]],
         "usage": answer.usage if answer else None,
@@ -182,13 +169,45 @@ def _typed(call: Call) -> dict[str, Any]:
     }
 
 
+def _read_answer(dialect: Dialect, headers: Mapping[str, str], body: bytes) -> Response | None:
+    if not body:
+        return None
+    if "event-stream" in headers.get("content-type", ""):
+        return dialect.streamed(body)
+    parsed = _parsed(body)
+    return None if parsed is None else dialect.response(parsed)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return parse_body(body) if body else None
+    except BadBody:
+        return None
+
+
+def _prompt(request: Request) -> Any:
+    """What the model was given, for people: messages, or a text."""
+    if request.messages is not None:
+        return _without_data(request.messages)
+    return _without_data(request.prompt) if request.prompt_ids is None else None
+
+
+def _said(choice: Choice) -> Any:
+    """What the model answered: a text, or a message where there is more to it, calls of tools say."""
+    message = choice.message
+    if isinstance(message, dict):
+        more = {name: value for name, value in message.items() if name not in ("role", "content") and value}
+        if more or not isinstance(message.get("content"), (str, type(None))):
+            return [_without_data(message)]
+    return choice.text
+
+
 def _choice(choice: Choice) -> dict[str, Any]:
     return {
-        "response": choice.text,
+        "response": _said(choice),
         "response_ids": choice.token_ids,
         "response_logprobs": choice.logprobs,
         "finish_reason": choice.finish_reason,
-        "message": _without_data(choice.message),
     }
 
 

@@ -25,7 +25,7 @@ from rolltape.tape.current_run import current_run
 from rolltape.tape.inputs import Inputs, copy_inputs
 from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import logged_steps
-from rolltape.tape.missing import explain_missing
+from rolltape.tape.missing import explain_missing, partly_played
 from rolltape.tape.opening import tell_run
 from rolltape.tape.player import Played, Player
 from rolltape.tape.recorder import Recorder
@@ -78,6 +78,8 @@ class Dispatcher:
         self._states: dict[str, Key] = {}
         """The recording of the stage `state` that each split was given last."""
         self._strides: dict[tuple[str, str], tuple[int, int]] = {}
+        self.interrupted: set[tuple[str, int]] = set()
+        """The steps of each split whose block raised."""
         self._lock = threading.Lock()
 
     def usable(self) -> Dispatcher:
@@ -284,6 +286,8 @@ class Dispatcher:
             loud = logging.WARNING if self._last.lost else logging.INFO
             log.log(loud, "tape %s: %s", self.storage.location, self._last)
             tell_run(self.storage.location, self.settings.mode, self._last.replayed)
+            for found in partly_played(self._last.never_played, self.player.played.copy(), self.interrupted):
+                log.warning("tape %s: %s", self.storage.location, found)
         if self.out is not None:
             self.out.close()
         self.recorder.raise_failure()

@@ -141,7 +141,12 @@ def check_names(storage: Storage, settings: Settings, manifest: Manifest) -> Non
     is_out = manifest.baseline is not None and settings.mode is Mode.RECORD  # then the first tape was checked
     if not is_out:
         _known("match", settings.match, parts, "a part of the fingerprint", storage.location)
-    if settings.mode is Mode.REPLAY and settings.on_miss in (None, OnMiss.ERROR):
+    if settings.mode is not Mode.REPLAY:
+        return
+    if settings.on_miss is OnMiss.LIVE and settings.split != Settings().split:  # else its first step says so
+        splits = {folder.rstrip("/") for folder in storage.folders("")}
+        _known("split", [settings.split], splits, "a split", storage.location)
+    if settings.on_miss in (None, OnMiss.ERROR):
         check_stages(storage, settings, ())
 
 

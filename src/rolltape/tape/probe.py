@@ -33,7 +33,7 @@ class Sampling:
     """How much of what could be probed is."""
 
     every: int = 1
-    """Of the steps, each so many-th: those it divides."""
+    """Only steps that it divides are probed."""
     most: int | None = None
     """Of the elements, so many at most, evenly spaced: the same ones in every run."""
 

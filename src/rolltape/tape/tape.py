@@ -217,8 +217,12 @@ class Tape(Reading):
             return
         dispatcher = self._dispatcher.usable()
         dispatcher.key("check", scope.step, scope.split, 0 if key is None else key)
-        with entered(self._number, scope):
-            yield
+        try:
+            with entered(self._number, scope):
+                yield
+        except BaseException:
+            dispatcher.interrupted.add((scope.split, scope.step))
+            raise
         dispatcher.keep_metrics(scope.split, scope.step, scope.metrics)
         self._check_stages(scope)
         dispatcher.recorder.raise_failure()
@@ -255,8 +259,8 @@ class Tape(Reading):
     ) -> None:
         """Record a tensor from inside a step, to be compared later: in a replay it goes to the tape ``out``.
 
-        ``uid`` says whose row each is. ``every`` takes part only in each so many-th step; of more than
-        ``most`` elements evenly spaced ones are kept.
+        ``uid`` says whose row each is. ``every=10`` probes only at steps that 10 divides; of more
+        than ``most`` elements evenly spaced ones are kept.
         """
         probe(self, name, value, uid, Sampling(every, most))
 

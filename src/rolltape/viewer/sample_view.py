@@ -85,7 +85,7 @@ def _read_columns(view: StepView, stage: str, sample: int, found: SampleView) ->
     if at is None:
         return
     cells: list[tuple[str, str]] = []
-    for name, entry in rows.stored.items():
+    for name, entry in sorted(rows.stored.items(), key=lambda one: one[0] in rows.circumstances):
         if entry.is_derived:
             continue
         try:

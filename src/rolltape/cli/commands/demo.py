@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from rolltape.examples.grpo.train import Step
 
 BARS = "▁▂▃▄▅▆▇█"
+WIDEST = 40
+"""How many characters a curve may have."""
 MANY = 10_000
 """Steps between floats that are no longer worth counting."""
 
@@ -225,10 +227,10 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _spark(values: list[float], width: int = 40) -> str:
+def _spark(values: list[float]) -> str:
     """A curve in one line."""
-    if len(values) > width:
-        edges = [round(at * len(values) / width) for at in range(width + 1)]
+    if len(values) > WIDEST:
+        edges = [round(at * len(values) / WIDEST) for at in range(WIDEST + 1)]
         values = [_mean(values[a:b]) for a, b in pairwise(edges)]
     low, high = min(values), max(values)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0

@@ -22,7 +22,7 @@ from rolltape.integrations import ray_env
 from rolltape.policy import Mode, OnMiss
 from rolltape.reader.listing import is_tape
 from rolltape.reader.run import open
-from rolltape.reader.wording import count, seconds
+from rolltape.reader.wording import count, counted, seconds
 from rolltape.serving import serve
 from rolltape.settings import Settings
 from rolltape.steps import ALL_STEPS, StepSelector
@@ -93,7 +93,7 @@ def command(
     says_replayed = any(replayed) or (mode == Mode.REPLAY and replayed)
     complain(
         f"rolltape: exit code {code} after {seconds(took)}; "
-        f"{tape} has {count(len(after))} recordings, {new} of them new"
+        f"{tape} has {counted(len(after), 'recording')}, {new} of them new"
         + (f"; {count(sum(replayed))} replayed" if says_replayed else "")
     )
     if mode == Mode.OFF or after - before:
@@ -143,7 +143,7 @@ def complaint(tape: str, mode: str, opened: Sequence[tuple[str, str]]) -> str:
     if not opened:
         return (
             "rolltape: the command opened no tape, so nothing was recorded or replayed. Check that\n"
-            "  - it opens one as the environment says: rolltape.Tape(), without dir and mode\n"
+            "  - it opens one as the environment says: rolltape.Tape.from_env(), without dir and mode\n"
             "  - its framework is set up for it: see the page of verl, ROLL, TRL or slime; rolltape doctor\n"
             "    says which of the frameworks here are tested, and which are refused\n"
             "  - it passes its environment on to the processes that train"

@@ -26,6 +26,7 @@ from rolltape.reader.overview import beside, column_rows, recording_row
 from rolltape.reader.run import Run, open
 from rolltape.reader.sample_fields import Cell, Field, as_text, choose_fields, field_text, to_json
 from rolltape.reader.samples import Samples
+from rolltape.reader.step_roles import main_stage
 from rolltape.reader.wording import counted, moment, seconds
 from rolltape.rich_text import shown
 from rolltape.steps import StepSelector
@@ -56,7 +57,7 @@ class Seen:
 @click.command("show", short_help="Show prompts, responses, rewards and shapes of a step.")
 @tape_argument
 @click.argument("step", type=Step())
-@click.option("--stage", type=Name(), default="rollout", show_default=True, help="The stage.")
+@click.option("--stage", type=Name(), help="The stage (default: rollout, or the first there is).")
 @click.option("--split", type=Name(), default="train", show_default=True, help="The split.")
 @click.option("--call", help="Which call of the stage: a number (default: 0), or its name (default: all).")
 @click.option(
@@ -69,7 +70,7 @@ class Seen:
 @click.option("--full", is_flag=True, help="Nothing abridged.")
 @json_option
 def command(
-    tape: str, step: int, stage: str, split: str, call: str | None, rank: int | None, inputs: bool,
+    tape: str, step: int, stage: str | None, split: str, call: str | None, rank: int | None, inputs: bool,
     sample: int | None, samples: StepSelector | None, columns: str | None, full: bool, as_json: bool,
 ) -> Exit:  # fmt: skip
     """Show what STAGE returned at STEP: shapes, then samples with prompt, response and rewards.
@@ -80,18 +81,21 @@ def command(
         raise click.UsageError("--sample and --samples exclude each other")
     opened = open(tape)
     named = int(call or 0) if (call or "0").isdecimal() else call or 0
+    stage = stage or main_stage(opened.stages(split) or ["rollout"])
     key = Key(split=split, stage=stage, step=step, call=named, inputs=inputs)
     recordings = _find(opened, key, rank, every=call is None)
     samples_of = Samples(recordings)
     stored = samples_of.stored
-    fields = _named_fields(recordings[0], stored, columns) if columns else choose_fields(stored)
+    aside = frozenset() if full else samples_of.circumstances
+    shown_first = [field for field in choose_fields(stored) if field.column not in aside]
+    fields = _named_fields(recordings[0], stored, columns) if columns else shown_first
     wanted = _wanted(len(samples_of), sample if sample is not None else samples)
     names = [field.column for field in fields] if columns or not as_json else list(stored)
     seen = [_look(samples_of, number, names) for number in wanted]
     if as_json:
         _print_as_json(recordings, seen)
     else:
-        _print_recordings(recordings)
+        _print_recordings(recordings, aside)
         for one in seen:
             _print_sample(one, fields, full)
         left = len(samples_of) - len(seen)
@@ -102,10 +106,14 @@ def command(
 
 
 def _find(opened: Run, key: Key, rank: int | None, *, every: bool) -> list[Recording]:
-    """The recording of a call; where ``every`` is asked for, those of all calls that have names."""
+    """The recording of a call; where ``every`` is asked for, those of all calls that have names.
+
+    A server's calls go into files as they come, so all of its files are meant.
+    """
     found = opened.find(key, rank)
     if found is not None:
-        return [found]
+        parts = opened.files(key.stage, key.split).at(key.step) if every and found.about.circumstances else []
+        return [opened.recording(one) for one in parts] or [found]
     calls = dict.fromkeys(one.call for one in opened.files(key.stage, key.split).at(key.step) if every)
     named = [opened.find(replace(key, call=name), rank) for name in calls if isinstance(name, str)]
     there = [one for one in named if one is not None]
@@ -179,8 +187,11 @@ def _verdict(samples: Samples, seen: list[Seen]) -> Exit:
     return Exit.FINDINGS if errors else Exit.CLEAN
 
 
-def _print_recordings(recordings: list[Recording]) -> None:
-    """What the recordings have in common: of calls that have names there is one sample each, as a rule."""
+def _print_recordings(recordings: list[Recording], aside: frozenset[str]) -> None:
+    """What the recordings have in common: of calls that have names there is one sample each, as a rule.
+
+    Columns that are left ``aside`` are counted.
+    """
     screen, several = Screen(), len(recordings) > 1
     rows = [recording_row(one) for one in recordings]
     row, file = rows[0], recordings[0].file
@@ -200,11 +211,13 @@ def _print_recordings(recordings: list[Recording]) -> None:
     table = new_table(
         "column", "type", "stored", "bytes", right=("bytes",), fold={"column": 10, "type": 9, "stored": 9}
     )
-    for column in column_rows(file):
+    for column in (one for one in column_rows(file) if one.name not in aside):
         size = "–" if column.bytes is None else amount(column.bytes)
         table.add_row(shown(column.name), shown(column.type), shown(column.stored), size)
     screen.print()
     screen.print(table)
+    if aside:
+        screen.print(f"and {counted(len(aside), 'column')} about how the calls went: --full", soft_wrap=True)
     others = list(islice(beside(file).items(), MOST_BESIDE))
     if others:
         screen.print(Text("\nbeside the samples", style="bold cyan"))

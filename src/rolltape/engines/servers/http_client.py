@@ -23,6 +23,8 @@ from rolltape.errors import ConfigError, EngineError, EngineUnreachableError, Pr
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Status codes where a retry may help: too busy, starting up, or a failure of this request only."""
 _FIRST, _LONGEST = 0.5, 30.0
+_CONNECT = 10.0
+"""Seconds to wait for a connection."""
 
 
 def wait_before(attempt: int, retry_after: float | None, random: Callable[[], float]) -> float:
@@ -38,7 +40,7 @@ def wait_before(attempt: int, retry_after: float | None, random: Callable[[], fl
     return retry_after or own
 
 
-def parse_retry_after(value: str | None, now: datetime | None = None) -> float | None:
+def parse_retry_after(value: str | None) -> float | None:
     """The header ``Retry-After`` in seconds, from either of its forms; None if it makes no sense.
 
     >>> parse_retry_after("3"), parse_retry_after("soon")
@@ -55,7 +57,7 @@ def parse_retry_after(value: str | None, now: datetime | None = None) -> float |
             return None
         if when.tzinfo is None:
             when = when.replace(tzinfo=timezone.utc)
-        seconds = (when - (now or datetime.now(timezone.utc))).total_seconds()
+        seconds = (when - datetime.now(timezone.utc)).total_seconds()
     return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
@@ -87,7 +89,6 @@ class Server:
         api_key: str | None = None,
         concurrency: int = 64,
         timeout: float = 600.0,
-        connect_timeout: float = 10.0,
         retries: int = 8,
         before_retry: Callable[[], None] | None = None,
         extra: str,
@@ -110,7 +111,7 @@ class Server:
         self._client: Any = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(timeout, connect=connect_timeout),
+            timeout=httpx.Timeout(timeout, connect=_CONNECT),
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
         )
 

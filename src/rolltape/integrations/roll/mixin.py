@@ -38,7 +38,7 @@ class RolloutMockMixin:
 
     def _get_config(self) -> Any:
         """The pipeline's config."""
-        return getattr(self, "config", None) or getattr(self, "pipeline_config", None)
+        return scheduler_config(self)
 
     def _get_mode_str(self) -> str:
         """``train`` or ``val``."""

@@ -77,9 +77,9 @@ class Session:
         position.call += 1
         return position
 
-    def next_call(self, step: int, split: str = "train") -> int:
-        """The number of the next call at this step."""
-        position = self._at.get(split)
+    def next_call(self, step: int) -> int:
+        """The number of the next call of training at this step."""
+        position = self._at.get("train")
         return position.call + 1 if position is not None and position.step == step else 0
 
     def plan(self, step: int, split: str = "train") -> Decision:

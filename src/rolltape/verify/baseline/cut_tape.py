@@ -57,7 +57,7 @@ class Sieve:
     @property
     def apart(self) -> list[str]:
         """Uids that are taken in part."""
-        left = {uid for uid, _ in self.known - self.wanted}
+        left = {uid for uid, _ in self.known - self.wanted if uid}  # without one, a sample is in no group
         return sorted({uid for uid, _ in self.wanted} & left)
 
     def rows(self, key: Key, ids: list[Id]) -> list[int] | None:

@@ -92,7 +92,7 @@ def _call(evidence: Evidence, changed: Sequence[int]) -> int | None:
 
 
 def _every(changed: Sequence[int], count: int) -> int:
-    """Every how many-th sample differs; 0 where that is not the rule."""
+    """The distance between samples that differ, where it is always the same; else 0."""
     apart = changed[1] - changed[0]
     regular = list(changed) == list(range(changed[0], count, apart)) and changed[0] < apart
     return apart if regular and apart > 1 and len(changed) >= FEWEST else 0

@@ -141,7 +141,7 @@ def _compared(comparison: Comparison) -> str:
 
 
 def _thing(entry: Entry) -> str:
-    return f"`{entry.name or entry.stage}`"
+    return f"`{entry.name or entry.stage}`" + (f" of rank {entry.rank}" if entry.rank else "")
 
 
 # -- how sure -------------------------------------------------------------------------------------------

@@ -24,9 +24,10 @@ from rolltape.verify.align.column_alignment import Pairs, compare_columns, pair
 from rolltape.verify.align.counted_places import Counted
 from rolltape.verify.comparison import STATES, Entry
 from rolltape.verify.measure.difference import same
+from rolltape.verify.measure.limits import Limits
 from rolltape.verify.measure.verdict import Verdict, judge
 from rolltape.verify.rerun.formulas import ARGUMENTS, FORMULAS, RESULTS, STAGES, TOKEN_ROWS
-from rolltape.verify.rules.kinds import usual_limits
+from rolltape.verify.rules.kinds import kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +396,7 @@ def _compared(
             continue
         recorded, keep = _recorded(target, known, column)
         places = Counted(keep and keep.take(pairs.left)), Counted(exact=not isinstance(column, ArrayColumn))
-        limits = usual_limits(stage, known)
+        limits = Limits(kind=kind_of(stage, known))
         found = compare_columns(recorded, column, pairs, places, limits)
         note = f"dtype {found.dtypes[0]} against {found.dtypes[1]}" if found.dtypes else ""
         note = note or (f"{len(found.misshapen)} samples have another length" if found.misshapen else "")

@@ -10,7 +10,7 @@ import re
 
 from rolltape.tape.probe import PREFIX as PROBE
 from rolltape.verify.comparison import STATES
-from rolltape.verify.measure.limits import Kind, Limits
+from rolltape.verify.measure.limits import Kind
 
 USUAL = Kind(floor=0.01)
 """Relative to the root mean square; below a hundredth, a step of a single float near one passes."""
@@ -84,11 +84,6 @@ def kind_of(stage: str, name: str, *, single: bool = False) -> Kind:
     if within & _WEIGHTS:
         return WEIGHT
     return ACTIVATION if stage.startswith(PROBE) else USUAL
-
-
-def usual_limits(stage: str, name: str, *, single: bool = False) -> Limits:
-    """What passes where no gate says anything else."""
-    return Limits(kind=kind_of(stage, name, single=single))
 
 
 def _words(name: str) -> list[str]:

@@ -1,0 +1,37 @@
+"""Whether the typed columns of recorded calls are what their bytes say: read off once more, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rolltape.serving.call import read_typed
+from rolltape.serving.dialects import find
+from rolltape.serving.secrets import HIDDEN
+from rolltape.tape.recording import Recording
+
+_NEEDS = ("method", "path", "request_body", "response_body", "response_headers")
+
+
+def differing(recording: Recording) -> Iterator[tuple[int, str]]:
+    """The calls whose typed columns differ from their bytes, each with the first column that does."""
+    if not set(_NEEDS) <= set(recording.columns):
+        return
+    read = recording.batch()
+    for row in range(recording.samples):
+        one = {name: column[row] for name, column in read.columns.items()}
+        body = bytes(one["request_body"])
+        dialect = find(one["method"], one["path"])
+        typed = read_typed(dialect, body, one["response_headers"] or {}, bytes(one["response_body"]))
+        for name, value in typed.items():
+            if name in one and not _same(value, one[name]) and HIDDEN.encode() not in body:
+                yield row, name
+                break
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    return bool(a == b) or (a != a and b != b)
