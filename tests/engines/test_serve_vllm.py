@@ -76,6 +76,20 @@ def test_every_endpoint_is_equal_byte_by_byte(tape, engine, tiny_path):
     assert server.summary["unplayed"] == 0
 
 
+def test_a_seed_that_is_drawn_anew_in_every_run(tape, engine, tiny_path):
+    """As TRL's asynchronous trainer does: refused like all other sampling, unless told not to count."""
+    body = {"model": tiny_path, **SAMPLED, "prompt": [40, 41, 42]}
+    with recording(tape, engine) as server:
+        live = post(server, "/v1/completions", body | {"seed": 1})
+    with replaying(tape, engine, missed=1) as server:
+        refused = httpx.post(f"{server.url}/v1/completions", json=body | {"seed": 2}, timeout=60)
+    assert refused.status_code == 422
+    assert refused.json()["rolltape"]["differs"] == {"seed": {"recorded": 1, "asked": 2}}
+    with replaying(tape, engine, "--volatile", "seed") as server:
+        assert post(server, "/v1/completions", body | {"seed": 2}) == live
+    assert server.summary["differs"] == {"seed": 1}
+
+
 def test_the_columns_are_what_the_bytes_say(tape, engine, tiny_path):
     body = {"model": tiny_path, **SAMPLED, "prompt": [40, 41, 42]}
     tokens = {"model": tiny_path, "token_ids": [50, 51], "sampling_params": {"max_tokens": 5, "logprobs": 1}}
@@ -102,12 +116,19 @@ def calls(tape) -> list[dict]:
 
 
 def test_a_client_that_goes_away_ends_the_generation(tape, engine, tiny_path):
-    body = {"model": tiny_path, "prompt": [40], "n": 8, "max_tokens": 480, "ignore_eos": True, "stream": True}
+    body = {
+        "model": tiny_path,
+        "prompt": [40],
+        "n": 64,
+        "max_tokens": 480,
+        "ignore_eos": True,
+        "stream": True,
+    }
     before = counted(engine, "generation_tokens_total")
     with recording(tape, engine) as server:
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as got:
             next(got.iter_raw())
-        assert 0 < settled(engine, "generation_tokens_total") - before < 8 * 480
+        assert 0 < settled(engine, "generation_tokens_total") - before < 64 * 480
     assert server.summary["calls"]["aborted"] == 1
     [row] = calls(tape)
     assert row["aborted"]
