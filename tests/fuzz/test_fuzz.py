@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import rolltape
+from rolltape.batch import dismantle
 from rolltape.errors import ConfigError, RolltapeError
 from rolltape.importing.dump_reader import read_bytes
 from rolltape.reader.acceptances import acceptances
@@ -37,7 +38,7 @@ from rolltape.verify.rules.gate import parse
 from rolltape.verify.rules.noise_floor import read_floor
 from tests.exact import open_bytes
 from tests.fuzz.corpus import FOUND, dumps, recordings
-from tests.fuzz.mutation import flip, mutate
+from tests.fuzz.mutation import flip, mutate, program
 from tests.resealing import header_of, reseal_bytes, with_header
 
 EXAMPLES = int(os.environ.get("ROLLTAPE_FUZZ_EXAMPLES", "0"))
@@ -144,8 +145,9 @@ def test_dumps() -> None:
     sources = dumps()
     for seed in seeds(400):
         draw = random.Random(seed)
+        data = program(draw) if draw.random() < 0.5 else flip(draw.choice(sources), draw)
         with harmless(seed):
-            read_bytes(flip(draw.choice(sources), draw), "dump")
+            dismantle(read_bytes(data, "dump"))
 
 
 @pytest.mark.parametrize("file", found("dump"), ids=lambda file: file.name)
@@ -242,8 +244,8 @@ def test_notes(tape: Path, name: str) -> None:
     node, write = NOTES[name]
 
     def change(_: bytes, draw: random.Random) -> bytes:
-        changed = mutate(node, draw)
         try:
+            changed = mutate(node, draw)
             line = write(changed) if isinstance(changed, dict) else json.dumps(changed).encode() + b"\n"
         except (RecursionError, ValueError):
             line = b'{"run":' + b"[" * 100_000 + b"\n"
