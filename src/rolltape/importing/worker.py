@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rolltape.codec.memory_limit import memory_limit
 from rolltape.errors import CorruptFileError
 from rolltape.importing.unpickle import GROWTH, SLACK
+from rolltape.storage.memory_limit import memory_limit
 
 _MB = 10**6
 _LONGEST_ANSWER = 2**20
