@@ -218,3 +218,20 @@ def test_what_the_program_decides_goes_with_what_the_environment_says(
     assert rolltape.Tape(fingerprint={"model": "a"}, split="train").settings == tape.settings
     with pytest.raises(TypeError, match="modle"):
         rolltape.Tape.from_env(modle="record")
+
+
+@pytest.mark.parametrize("name", ["gate.json", "gate.yaml"])
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "deep", "large"])
+def test_a_file_that_was_made_to_hold_us_up(tmp_path: Path, name: str, kind: str) -> None:
+    file = tmp_path / name
+    if kind == "a pipe":
+        os.mkfifo(file)
+    elif kind == "a device":
+        file.symlink_to("/dev/zero")
+    elif kind == "deep":
+        file.write_text("[" * 20_000)
+    else:
+        with file.open("wb") as opened:
+            opened.truncate(2**43)
+    with pytest.raises(ConfigError):
+        load_file(file)

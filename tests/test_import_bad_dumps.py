@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rolltape.importing import import_dumps
+from rolltape.errors import MemoryLimitError, UnsupportedValueError
+from rolltape.importing import import_dumps, tape_import
 from rolltape.importing import worker as worker_module
-from rolltape.importing.dump_layouts import find_dumps
+from rolltape.importing.dump_layouts import SLIME, Dump, find_dumps
+from rolltape.steps import ALL_STEPS
 
 
 def pickled(*parts: bytes) -> Callable[[Path], None]:
@@ -114,3 +117,21 @@ def test_a_reader_that_does_not_answer_is_replaced(tmp_path: Path, monkeypatch: 
     report = import_dumps(tmp_path / "d", tmp_path / "tape")
     assert report is not None
     assert [problem.message for problem in report.problems] == ["it took too long to read"]
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), UnsupportedValueError("odd"), MemoryLimitError("odd")])
+def test_a_value_that_cannot_be_stored_is_a_problem_of_its_own_dump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    (tmp_path / "3.pt").write_bytes(pickle.dumps({"samples": [{"reward": 0.5}], "rollout_id": 3}))
+    target = tape_import._Target(set())
+
+    def put(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(target, "put", put, raising=True)
+    report = tape_import.Report("", "", "")
+    dump = Dump({"rollout": tmp_path / "3.pt"}, 3)
+    tape_import._import(dump, SLIME, target, report, "rollout", ALL_STEPS)
+    assert [Path(problem.file).name for problem in report.problems] == ["3.pt"]
+    assert report.imported == []

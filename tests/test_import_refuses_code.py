@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copyreg
+import os
 import pickle
+import resource
 import struct
 import subprocess
 import sys
@@ -167,3 +169,78 @@ def _node_classes() -> dict[str, type]:
     from rolltape.importing import dump_reader as reader
 
     return {cls.name: cls for cls in reader._NAMES.values()}
+
+
+def _twice(levels: int) -> bytes:
+    """A tuple of two equal tuples of two equal tuples: a few bytes, and more items than there are atoms."""
+    return b"K\x01q\x000" + b"".join(
+        b"h%ch%c\x86q%c0" % (level, level, level + 1) for level in range(levels)
+    ) + b"h%c" % levels  # fmt: skip
+
+
+def _complex(number: int) -> bytes:
+    real, imag = struct.pack(">d", -1000003.0 * number), struct.pack(">d", float(number))
+    return name("builtins", "complex") + b"G" + real + b"G" + imag + b"\x86R"
+
+
+def _long(number: int) -> bytes:
+    return b"\x8a\x0b" + number.to_bytes(11, "little")
+
+
+KEYS = {
+    "nested 400,000 deep": b")" + b"\x85" * 400_000 + b"K\x01",
+    "a tuple of 2**60 items": _twice(60) + b"K\x01",
+    "60,000 numbers of one hash": b"".join(_long(n * (2**61 - 1)) + b"K\x01" for n in range(1, 60_000)),
+    "60,000 complex numbers of one hash": b"".join(_complex(n) + b"K\x01" for n in range(60_000)),
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("kind", ["dict", "set", "frozenset", "OrderedDict"])
+def test_keys_that_cannot_be_hashed_in_time_are_refused(key: str, kind: str, tmp_path: Path) -> None:
+    """In this process too: nothing here may crash it, or hold it up."""
+    body = {
+        "dict": b"}(" + KEYS[key] + b"u",
+        "set": b"\x8f(" + KEYS[key] + b"\x90",
+        "frozenset": b"(" + KEYS[key] + b"\x91",
+        "OrderedDict": name("collections", "OrderedDict") + b")R(" + KEYS[key] + b"u",
+    }[kind]
+    (tmp_path / "dump.pkl").write_bytes(finished(body))
+    code = "import sys; from rolltape.importing import read_dump; read_dump(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "dump.pkl")],
+        check=False,
+        capture_output=True,
+        timeout=120,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SRC.parents[1])},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (10, 10)),
+    )
+    assert done.returncode == 1, (done.returncode, done.stderr[-500:])
+    assert "UnsafeDumpError" in done.stderr or "CorruptFileError" in done.stderr
+
+
+@pytest.mark.parametrize("empty", [b"]", b")", b"}", b"\x8f", b"(\x91"], ids=repr)
+def test_empty_containers_that_are_shared_are_counted(empty: bytes) -> None:
+    body = empty + b"q\x000"
+    for level in range(30):
+        body += b"](" + (b"h%c" % level) * 10 + b"eq%c0" % (level + 1)
+    with pytest.raises(UnsafeDumpError, match="too much memory for its size"):
+        read_bytes(finished(body + b"h\x1e"), "dump")
+
+
+def test_a_name_of_an_object_kept_elsewhere_is_not_written_out() -> None:
+    with pytest.raises(RolltapeError):
+        read_bytes(finished(_twice(60) + b"Q"), "dump")
+
+
+def test_dicts_and_sets_are_as_they_were() -> None:
+    shared = {"a": 1}
+    value = {
+        1: "one", (1, ("x", b"y")): {2.5, "t"}, frozenset({1, 2}): [shared, shared], None: {}, False: set(),
+    }  # fmt: skip
+    for protocol in (2, 3, 4, 5):
+        found = read_bytes(pickle.dumps(value, protocol), "dump")
+        assert found == value
+        assert list(found) == list(value)
+        assert found[frozenset({1, 2})][0] is found[frozenset({1, 2})][1]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import rolltape
-from rolltape.errors import RolltapeError, StorageError
+from rolltape.errors import MemoryLimitError, RolltapeError, StorageError
 from rolltape.key import Key
 from rolltape.reader.integrity import inspect
 from rolltape.storage import LocalStorage, posix
@@ -170,3 +170,32 @@ def test_no_command_waits_for_what_is_no_file(tape: Path, name: str, make: Calla
     findings = {finding.file for finding in inspect(LocalStorage(tape)).findings}
     assert name in findings or make is Path.mkdir
     assert Key.parse(STEP) is not None
+
+
+@pytest.mark.parametrize(
+    "name", ["tape.json", "train/metrics.jsonl", STEP, "dropped.jsonl", "noise.json", "accepted.jsonl"]
+)
+class TestAFileOfHoles:
+    """It says that it has terabytes and takes no room: nothing is allocated for it, and the rest works."""
+
+    @pytest.fixture(autouse=True)
+    def _holes(self, tape: Path, name: str) -> None:
+        with (tape / name).open("wb") as file:
+            file.truncate(2**43)
+
+    def test_reading_it_is_an_error_of_ours(self, tape: Path, name: str) -> None:
+        with pytest.raises(MemoryLimitError, match="above the limit") as caught:
+            LocalStorage(tape).read(name)
+        assert str(caught.value.where) == str(tape / name)
+
+    def test_the_check_goes_on(self, tape: Path, name: str) -> None:
+        found = {finding.file for finding in inspect(LocalStorage(tape)).findings}
+        assert found == ({name} if name in ("tape.json", "train/metrics.jsonl", STEP) else set())
+
+    def test_metrics_leave_it_out_and_say_so(self, tape: Path, name: str) -> None:
+        if name != "tape.json":
+            damaged: list[RolltapeError] = []
+            rolltape.open(tape).metrics("train", 0, damaged)
+            assert [str(error.where) for error in damaged] == (
+                [str(tape / name)] if "metrics" in name else []
+            )

@@ -150,7 +150,7 @@ def assert_nothing_leaks(folder):
 
 def record(folder, value, **options):
     fingerprint = {"model": "/home/alice/models/bluebird", "seed": 7, "dataset": {"path": SECRETS[1]}}
-    with rolltape.Tape(folder, mode="record", fingerprint=fingerprint, **options) as tape:
+    with rolltape.Tape(folder, mode="record", **{"fingerprint": fingerprint, **options}) as tape:
         generate = tape.stage("rollout", inputs=["prompts"])(lambda prompts: value)
         score = tape.stage("reward")(lambda batch, text: {"score": np.array([0.123456, 1.5, 2.0])})
         for step in range(2):
@@ -358,3 +358,24 @@ def test_some_samples_are_cut_and_redacted_in_one_go(tmp_path):
     assert [index for _, index in rolltape.open(tmp_path / "small").samples(1).ids] == [0, 1]
     done = run("cut", tmp_path / "tape", "--steps", 1, "--round", 2, "--out", tmp_path / "other")
     assert done.exit_code == 2
+
+
+def test_a_single_token_is_replaced_by_its_name_and_rows_of_them_in_fingerprints_too(tmp_path):
+    ids = [31007, 20411, 4242]
+    value = {
+        "responses": TOKENS, "answer_ids": ids, "first_token": np.array(ids), "reward": [0.5, 1.0, 0.0],
+        "level": [5, 6, 7], "meta": {"eos_token_id": 31007, "stop_ids": [20411], "max_tokens": 4242},
+    }  # fmt: skip
+    fingerprint = {"sampling": {"prompt": ids, "stop_token_ids": [9150], "max_tokens": 4242, "seed": 7}}
+    record(tmp_path / "t", value, fingerprint=fingerprint)
+    assert run("redact", tmp_path / "t", "--out", tmp_path / "r").exit_code == 0
+    found = play(tmp_path / "r")
+    other = dict(zip(TOKENS.ravel().tolist(), found["responses"].ravel().tolist(), strict=True))
+    assert found["answer_ids"] == found["first_token"].tolist() == [other[one] for one in ids] != ids
+    assert found["meta"] == {"eos_token_id": other[31007], "stop_ids": [other[20411]], "max_tokens": 4242}
+    assert found["level"] == [5, 6, 7]
+    sampling = rolltape.open(tmp_path / "r").manifest.fingerprint["sampling"]
+    stop = other[9150]
+    assert sampling == {
+        "prompt": [other[one] for one in ids], "stop_token_ids": [stop], "max_tokens": 4242, "seed": 7,
+    }  # fmt: skip

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import rolltape
-from rolltape.codec.memory_limit import memory_limit
 from rolltape.errors import CorruptFileError, MemoryLimitError, RolltapeError
 from rolltape.key import Key
 from rolltape.reader.integrity import inspect
 from rolltape.storage import LocalStorage
+from rolltape.storage.memory_limit import memory_limit
 from tests.exact import assert_same, open_bytes, to_bytes
 from tests.resealing import header_of, resealed
 

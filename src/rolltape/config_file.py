@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import json
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from rolltape.errors import ConfigError, MissingDependencyError
 __all__ = ["load_file"]
 
 _SECTION = "rolltape"
+_LARGEST = 2**24
 
 
 def load_file(source: object) -> Mapping[str, Any]:
@@ -72,8 +74,14 @@ def _read_path(path: Path) -> object:
     if suffix not in (".json", ".yaml", ".yml"):
         raise ConfigError("a config must be YAML or JSON", where=path, hint="name it .yaml, .yml or .json")
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would make us wait, a device would never end
+            raise ValueError("this is no regular file")
+        if path.stat().st_size > _LARGEST:
+            raise ValueError(f"it has more than {_LARGEST:,} bytes")
         text = path.read_text(encoding="utf-8")
         return json.loads(text) if suffix == ".json" else _read_yaml(text, path)
+    except RecursionError:
+        raise ConfigError("the config file is nested too deep to be read", where=path) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"the config file cannot be read: {error}", where=path) from error
 

@@ -5,6 +5,7 @@ A file that once did harm goes into ``tests/fuzz/found``, and is tried first fro
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections import OrderedDict
 from pathlib import Path
@@ -64,4 +65,25 @@ def dumps() -> list[bytes]:
         ],
         {"text": "ü" * 300, "big": 2**100, "nested": [[[]]], "none": None, "yes": True, "c": 1 + 2j},
     ]
-    return [pickle.dumps(value, protocol) for value in values for protocol in (2, 4, 5)]
+    return [pickle.dumps(value, protocol) for value in values for protocol in (2, 4, 5)] + _tensors()
+
+
+def _tensors() -> list[bytes]:
+    """Files of torch, in its two formats, where it is installed."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    flat = torch.arange(24, dtype=torch.float32)
+    value = {
+        "a": flat.view(4, 6)[:, 1:3],
+        "b": flat[::2],
+        "c": torch.ones(3, dtype=torch.bfloat16),
+        "d": [flat],
+    }
+    made = []
+    for zipped in (True, False):
+        file = io.BytesIO()
+        torch.save(value, file, _use_new_zipfile_serialization=zipped)
+        made.append(file.getvalue())
+    return made

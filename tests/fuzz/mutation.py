@@ -78,3 +78,41 @@ def flip(data: bytes, draw: random.Random) -> bytes:
         else:
             changed[at:at] = changed[at : at + draw.choice([1, 8, 200])]
     return bytes(changed)
+
+
+NAMES = [
+    ("builtins", "complex"), ("builtins", "set"), ("builtins", "frozenset"), ("builtins", "bytearray"),
+    ("collections", "OrderedDict"), ("collections", "defaultdict"), ("_codecs", "encode"), ("_io", "BytesIO"),
+    ("numpy", "dtype"), ("numpy", "ndarray"), ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy.core.multiarray", "scalar"), ("numpy._core.numeric", "_frombuffer"), ("os", "system"),
+]  # fmt: skip
+
+PUSHES = [
+    b"N", b"\x88", b"\x89", b")", b"]", b"}", b"\x8f", b"K\x00", b"K\x07", b"J\xff\xff\xff\xff", b"K\x01\x85",
+    b"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"G\x7f\xf8\x00\x00\x00\x00\x00\x00", b"C\x02ab",
+    b"X\x02\x00\x00\x00i8", b"X\x01\x00\x00\x00O", b"X\x00\x00\x00\x00", b"X\x01\x00\x00\x00C", b"U\x01x",
+]  # fmt: skip
+
+TURNS = [
+    b"a", b"b", b"s", b"R", b"\x81", b"\x85", b"\x86", b"\x87", b"2", b"0", b"Q", b"\x94", b"(", b"t", b"e",
+    b"u", b"\x90", b"\x91", b"1", b"\x93",
+]  # fmt: skip
+
+
+def program(draw: random.Random) -> bytes:
+    """A pickle of instructions in any order, with what was made before used again and again."""
+    made, kept = [b"\x80\x04"], 0
+    for _ in range(draw.choice([5, 20, 80])):
+        kind = draw.random()
+        if kind < 0.45:
+            made.append(draw.choice(PUSHES))
+        elif kind < 0.55:
+            made.append(("c{}\n{}\n".format(*draw.choice(NAMES))).encode())
+        elif kind < 0.75 and kept:
+            made.append(b"h%c" % draw.randrange(kept) * draw.choice([1, 2, 10]))
+        elif kind < 0.85 and kept < 250:
+            made.append(b"q%c" % kept)
+            kept += 1
+        else:
+            made.append(draw.choice(TURNS))
+    return b"".join(made) + b"."

@@ -15,6 +15,10 @@ import torch
 from rolltape.errors import CorruptFileError, RolltapeError
 from rolltape.importing import UnsafeDumpError, import_dumps
 from rolltape.importing.dump_reader import read_bytes
+from rolltape.importing.resolve import Resolver
+from rolltape.importing.tensor_builders import jagged
+from rolltape.importing.tensordict_builders import _leaf
+from rolltape.importing.unpickle import Budget
 from tests.gadgets import GADGETS, call, finished, gadget, name, text
 from tests.torch import dumps
 
@@ -183,3 +187,19 @@ def _with_checksums(data: bytes) -> bytes:
         for filename, content in entries.items():
             archive.writestr(filename, content)
     return file.getvalue()
+
+
+def test_rows_and_leaves_that_overlap_are_counted() -> None:
+    """Each is a view that takes nothing, and all of them are written to the tape."""
+    budget = Budget(0, "dump")
+    budget.limit = 10_000
+    resolve = Resolver({}, {}, budget, "dump")
+    values, offsets = torch.zeros(100), torch.zeros(101, dtype=torch.int64)
+    with pytest.raises(UnsafeDumpError, match="too much memory for its size"):
+        jagged(values, offsets, torch.full((100,), 100), 1, None, resolve)
+    budget.used = 0
+    entry = ("float32", (100,), 0, 400, 0)
+    for _ in range(25):
+        _leaf(entry, torch.zeros(400, dtype=torch.uint8), None, resolve)
+    with pytest.raises(UnsafeDumpError, match="too much memory for its size"):
+        _leaf(entry, torch.zeros(400, dtype=torch.uint8), None, resolve)

@@ -18,9 +18,9 @@ from rolltape.batch import dtypes
 from rolltape.batch.columns import ArrayColumn, RaggedColumn
 from rolltape.codec.arrow_numbers import from_arrow, list_rows, storage
 from rolltape.codec.header import Bound, StoredColumn
-from rolltape.codec.memory_limit import check_memory
 from rolltape.codec.threads import SHARE_FROM
 from rolltape.errors import CorruptFileError
+from rolltape.storage.memory_limit import check_memory
 
 
 @dataclass(frozen=True, slots=True)

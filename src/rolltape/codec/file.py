@@ -25,12 +25,12 @@ from rolltape.cached import cached_property
 from rolltape.codec.cells import unpack_cells
 from rolltape.codec.expand import Source, dense_bytes, expand_array, expand_ragged, needed, work_bytes
 from rolltape.codec.header import About, Header, StoredColumn, StoredWhole, parse
-from rolltape.codec.memory_limit import check_memory
 from rolltape.codec.pack import Packed, pack
 from rolltape.codec.seal import check_chunk, read_tail, seal, tail_size
 from rolltape.codec.threads import SHARE_FROM, submit
 from rolltape.codec.validation import validate
 from rolltape.errors import BatchError, CorruptFileError, MemoryLimitError, RolltapeError
+from rolltape.storage.memory_limit import check_memory
 
 FORMAT = 1
 """The version of the file format. Readers refuse newer ones."""

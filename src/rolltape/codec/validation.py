@@ -14,8 +14,8 @@ import pyarrow as pa
 from rolltape.batch import dtypes
 from rolltape.codec.arrow_numbers import storage
 from rolltape.codec.header import Bound, Header, StoredColumn, StoredWhole
-from rolltape.codec.memory_limit import check_memory
 from rolltape.errors import CorruptFileError
+from rolltape.storage.memory_limit import check_memory
 
 DEEPEST = 200
 """Columns that are made of columns that are made of columns …"""

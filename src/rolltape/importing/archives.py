@@ -11,7 +11,7 @@ import zlib
 from typing import Any
 
 from rolltape.errors import CorruptFileError, UnsupportedValueError
-from rolltape.importing.nodes import Node, StorageNode, refused
+from rolltape.importing.nodes import Node, StorageNode, fields, refused
 from rolltape.importing.resolve import Builder, Resolver, wrong
 from rolltape.importing.tensor_builders import STORAGES, dtype_named
 from rolltape.importing.unpickle import Buffer, cut_short, run
@@ -55,6 +55,7 @@ def _read_zip(data: memoryview, resolve: Resolver, where: str) -> Any:
     def storage(pid: Any) -> StorageNode:
         dtype, key, nbytes = _described(pid, where)
         if key not in found:
+            resolve.budget.spend(nbytes)  # many names may stand for the same bytes
             entry = entries.get(f"{root}data/{key}")
             if entry is None or entry.file_size != nbytes:
                 raise CorruptFileError(f"the torch file has no tensor data {key!r:.40}", where=where)
@@ -117,7 +118,7 @@ def _read_legacy(data: memoryview, resolve: Resolver, where: str) -> Any:
     _, at = run(data, {}, where)
     _, at = run(data, {}, where, start=at)
     system, at = run(data, {}, where, start=at)
-    if type(system) is not dict or system.get("little_endian") is not True:
+    if (fields(system) or {}).get("little_endian") is not True:
         raise UnsupportedValueError("tensors in big-endian byte order cannot be imported", where=where)
     value, at = run(data, resolve.names, where, storage, start=at)
     keys, at = run(data, {}, where, start=at)

@@ -6,29 +6,29 @@ from collections import OrderedDict
 from typing import Any
 
 from rolltape.importing.nodes import MappingNode, Node
-from rolltape.importing.resolve import Builder, Resolver, takes_state, wrong
+from rolltape.importing.resolve import Builder, Resolver, keyed, members, takes_state, wrong
 
 
-def _pairs(node: Any, resolve: Resolver) -> list[tuple[Any, Any]]:
+def _filled(node: Any, resolve: Resolver) -> dict[Any, Any]:
     given = node.args[-1] if node.args and isinstance(node.args[-1], list) else []
     if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in given):
         raise wrong(node, "it is not made of pairs")
-    return [(resolve(key), resolve(value)) for key, value in [*given, *node.items]]
+    return keyed([*given, *node.items], resolve)
 
 
 def _ordered_dict(node: Any, resolve: Resolver) -> OrderedDict[Any, Any]:
-    return OrderedDict(_pairs(node, resolve))
+    return OrderedDict(_filled(node, resolve))
 
 
 def _default_dict(node: Any, resolve: Resolver) -> dict[Any, Any]:
     # Its default for missing keys is code, and a tape holds no code.
-    return dict(_pairs(node, resolve))
+    return _filled(node, resolve)
 
 
 def _items(node: Node, resolve: Resolver) -> list[Any]:
     if len(node.args) > 1 or (node.args and not isinstance(node.args[0], (list, tuple))):
         raise wrong(node, "it takes one list")
-    return [resolve(item) for item in node.args[0]] if node.args else []
+    return members(node.args[0], resolve) if node.args else []
 
 
 def _set(node: Node, resolve: Resolver) -> set[Any]:

@@ -72,6 +72,48 @@ class MappingNode(Node):
         self.items.append((key, value))
 
 
+class DictNode(MappingNode):
+    """A plain dict: nothing in it is hashed before its keys were looked at."""
+
+    __slots__ = ()
+
+    name = "dict"
+
+
+class SetNode(Node):
+    """A plain set, filled item by item."""
+
+    __slots__ = ("items",)
+
+    name = "set"
+
+    items: list[Any]
+
+    def __new__(cls, *args: Any) -> SetNode:
+        node = super().__new__(cls, *args)
+        assert isinstance(node, SetNode)
+        node.items = []
+        return node
+
+    def add(self, item: Any) -> None:
+        self.items.append(item)
+
+
+class FrozenSetNode(Node):
+    """A plain frozenset; its one argument is the tuple of its items."""
+
+    __slots__ = ()
+
+    name = "frozenset"
+
+
+def fields(value: Any) -> dict[str, Any] | None:
+    """The raw items of a plain dict whose keys are all text; None for anything else."""
+    if type(value) is not DictNode or not all(type(key) is str for key, _ in value.items):
+        return None
+    return dict(value.items)
+
+
 class StorageNode:
     """The bytes behind tensors: part of a torch file, named by a persistent id."""
 

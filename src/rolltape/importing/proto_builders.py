@@ -59,18 +59,18 @@ def _plain_batch(node: Node, raw: tuple[Any, ...], resolve: Resolver) -> Tensors
     size, device, items = resolve(raw) if len(raw) == 3 else (None, None, None)
     if not is_sizes(size) or type(items) is not dict or not all(type(name) is str for name in items):
         raise wrong(node, "its tensors have no names or no size")
-    tensors = {name: _encoded(node, entry) for name, entry in items.items()}
+    tensors = {name: _encoded(node, entry, resolve) for name, entry in items.items()}
     return Tensors(tensors, import_torch().Size(size), None, None if device is None else str(device), False)
 
 
-def _encoded(node: Node, entry: Any) -> Any:
+def _encoded(node: Node, entry: Any, resolve: Resolver) -> Any:
     torch = import_torch()
     if isinstance(entry, tuple) and len(entry) == 2 and entry[0] == "jagged" and type(entry[1]) is list:
-        rows = [_encoded(node, row) for row in entry[1]]
+        rows = [_encoded(node, row, resolve) for row in entry[1]]
         if not rows or any(row.dim() == 0 for row in rows):
             raise wrong(node, "a jagged tensor without rows")
         offsets = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
-        return jagged(torch.cat(rows), offsets, None, 1, node)
+        return jagged(torch.cat(rows), offsets, None, 1, node, resolve)
     if not isinstance(entry, tuple) or len(entry) != 3 or not is_sizes(entry[1]):
         raise wrong(node, "a tensor without dtype, shape and bytes")
     raw = (

@@ -6,15 +6,22 @@ once and stays shared; a value that contains itself, or expands to far too much 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from rolltape.errors import CorruptFileError, UnsupportedValueError
-from rolltape.importing.nodes import Node, StorageNode, refused
+from rolltape.importing.nodes import DictNode, FrozenSetNode, Node, SetNode, StorageNode, refused
 from rolltape.importing.unpickle import Budget
 
 MAX_DEPTH = 100
 """The deepest nesting that a tape can hold."""
+
+_CONTAINER = 64
+"""Bytes that a container takes, with nothing in it."""
+
+_MOST_ALIKE = 100
+"""Keys of one dict that may have the same hash: each is compared with all of the others."""
 
 _NUMBERS = {int, float, bool, type(None)}
 _TEXTS = {str, bytes, bytearray}
@@ -65,6 +72,7 @@ class Resolver:
             )
         self._open.add(id(raw))
         before = self.budget.used
+        self.budget.spend(_CONTAINER)
         value = self._build(raw)
         self._open.discard(id(raw))
         self._done[id(raw)] = (raw, value, self.budget.used - before)
@@ -72,7 +80,7 @@ class Resolver:
 
     def _build(self, raw: Any) -> Any:
         if isinstance(raw, Node):
-            builder = self._builders[type(raw)]
+            builder = _PLAIN.get(type(raw)) or self._builders[type(raw)]
             if raw.state is not None and not getattr(builder, "takes_state", False):
                 raise refused(f"{raw.name} with a state, which it does not have", self.where)
             return builder(raw, self)
@@ -111,29 +119,43 @@ def _tuple(raw: tuple[Any, ...], resolve: Resolver) -> tuple[Any, ...]:
     return raw if resolve.plain(raw) else tuple([resolve(item) for item in raw])
 
 
-def _dict(raw: dict[Any, Any], resolve: Resolver) -> dict[Any, Any]:
-    if not resolve.plain(raw):
-        return {resolve(key): resolve(item) for key, item in raw.items()}
-    for key, item in raw.items():
-        raw[key] = resolve(item)
-    return raw
+def _dict(node: DictNode, resolve: Resolver) -> dict[Any, Any]:
+    return keyed(node.items, resolve)
 
 
-def _set(raw: set[Any], resolve: Resolver) -> set[Any]:
-    return raw if resolve.plain(raw) else {resolve(item) for item in raw}
+def _set(node: SetNode, resolve: Resolver) -> set[Any]:
+    return set(members(node.items, resolve))
 
 
-def _frozenset(raw: frozenset[Any], resolve: Resolver) -> frozenset[Any]:
-    return raw if resolve.plain(raw) else frozenset([resolve(item) for item in raw])
+def _frozenset(node: FrozenSetNode, resolve: Resolver) -> frozenset[Any]:
+    if type(node.args[0]) is not tuple:
+        raise wrong(node, "it has no items")
+    return frozenset(members(node.args[0], resolve))
 
 
-_CONTAINERS: dict[type, Callable[[Any, Resolver], Any]] = {
-    list: _list,
-    tuple: _tuple,
-    dict: _dict,
-    set: _set,
-    frozenset: _frozenset,
-}
+_CONTAINERS: dict[type, Callable[[Any, Resolver], Any]] = {list: _list, tuple: _tuple}
+_PLAIN: dict[type, Builder] = {DictNode: _dict, SetNode: _set, FrozenSetNode: _frozenset}
+
+
+def keyed(pairs: Iterable[tuple[Any, Any]], resolve: Resolver) -> dict[Any, Any]:
+    """A dict of these raw keys and values."""
+    found = [(resolve(key), resolve(item)) for key, item in pairs]
+    _check_keys([key for key, _ in found], resolve)
+    return dict(found)
+
+
+def members(items: Iterable[Any], resolve: Resolver) -> list[Any]:
+    """The raw items of a set, as data."""
+    found = [resolve(item) for item in items]
+    _check_keys(found, resolve)
+    return found
+
+
+def _check_keys(keys: list[Any], resolve: Resolver) -> None:
+    """Refuse keys that were chosen to collide. Nobody can choose the hash of a text, nor that of bytes."""
+    hashes = Counter([hash(key) for key in keys if type(key) not in _TEXTS])
+    if hashes and hashes.most_common(1)[0][1] > _MOST_ALIKE:
+        raise refused("a dict or a set whose keys all have the same hash", resolve.where)
 
 
 def takes_state(builder: Builder) -> Builder:

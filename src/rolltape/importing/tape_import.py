@@ -14,6 +14,7 @@ from rolltape.errors import (
     CorruptFileError,
     MissingDependencyError,
     RolltapeError,
+    StorageError,
     TapeNotFoundError,
 )
 from rolltape.importing.dump_layouts import Dump, as_recorded, check_split, find_dumps
@@ -189,7 +190,18 @@ def _import(
         if target.has(dump.split, name, step, dump.call):
             report.kept += 1
             continue
-        target.put(dump.split, name, step, dump.call, value)
+        try:
+            target.put(dump.split, name, step, dump.call, value)
+        except (StorageError, MissingDependencyError):
+            raise  # the tape cannot be written, or read back: the next dump would fare no better
+        except MemoryError as error:
+            if not isinstance(error, RolltapeError):
+                raise
+            report.problems.append(_problem(stages[name], error))
+            return
+        except Exception as error:  # a value that can be taken apart, and still not be stored
+            report.problems.append(_problem(stages[name], error))
+            return
         at = str(stages[name])
         report.imported.append(Imported(dump.split, name, step, dump.call, samples[name], at))
 

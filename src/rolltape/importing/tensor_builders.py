@@ -10,7 +10,7 @@ import numpy as np
 
 from rolltape.batch.arrays import import_torch
 from rolltape.errors import UnsupportedValueError
-from rolltape.importing.nodes import Node, StorageNode
+from rolltape.importing.nodes import Node, StorageNode, fields
 from rolltape.importing.resolve import Builder, Resolver, is_sizes, wrong
 
 STORAGES = {
@@ -121,13 +121,15 @@ def _from_type(node: Node, resolve: Resolver) -> Any:
 
 def _jagged(node: Node, resolve: Resolver) -> Any:
     """``_rebuild_njt({"values": …, "offsets": …, …})``."""
-    parts = node.args[0] if len(node.args) == 1 and type(node.args[0]) is dict else {}
+    parts = (fields(node.args[0]) if len(node.args) == 1 else None) or {}
     values, offsets, lengths = (resolve(parts.get(name)) for name in ("values", "offsets", "lengths"))
     grad = parts.get("requires_grad", False) is True
-    return jagged(values, offsets, lengths, parts.get("_ragged_idx", 1), node, grad=grad)
+    return jagged(values, offsets, lengths, parts.get("_ragged_idx", 1), node, resolve, grad=grad)
 
 
-def jagged(values: Any, offsets: Any, lengths: Any, dim: Any, node: Any, *, grad: bool = False) -> Any:
+def jagged(
+    values: Any, offsets: Any, lengths: Any, dim: Any, node: Any, resolve: Resolver, *, grad: bool = False
+) -> Any:
     """A jagged tensor, after checking that its rows lie inside its values."""
     torch = import_torch()
     if not isinstance(values, torch.Tensor) or type(dim) is not int or not 1 <= dim <= values.dim():
@@ -150,6 +152,8 @@ def jagged(values: Any, offsets: Any, lengths: Any, dim: Any, node: Any, *, grad
         or bool((ends > values.shape[dim - 1]).any())
     ):
         raise wrong(node, "the rows of a jagged tensor extend beyond its values")
+    each = values.numel() // max(values.shape[dim - 1], 1) * values.element_size()
+    resolve.budget.spend(sum(rows.tolist()) * each)  # rows may overlap
     nested = torch.nested.nested_tensor_from_jagged(values.detach(), offsets, lengths, jagged_dim=dim)
     return nested.requires_grad_() if grad else nested
 
@@ -168,6 +172,7 @@ def _nested(node: Node, resolve: Resolver) -> Any:
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         if not is_sizes([offset, *size, *stride]) or (0 not in size and last >= len(buffer)):
             raise wrong(node, "the rows of a nested tensor extend beyond its values")
+        resolve.budget.spend(math.prod(size) * buffer.element_size())
         rows.append(buffer.as_strided(size, stride, offset))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls this layout a prototype, every time

@@ -7,7 +7,7 @@ from typing import Any
 
 from rolltape.batch.arrays import import_torch
 from rolltape.errors import UnsupportedValueError
-from rolltape.importing.nodes import Node
+from rolltape.importing.nodes import Node, fields
 from rolltape.importing.resolve import Builder, Resolver, is_sizes, takes_state, wrong
 from rolltape.importing.standins import OneValue, Stack, Tensors, ValueStack
 from rolltape.importing.tensor_builders import dtype_named, jagged, viewed
@@ -26,9 +26,10 @@ def _make(node: Node, resolve: Resolver) -> Any:
 
 
 def _state(node: Node) -> dict[str, Any]:
-    if type(node.state) is not dict or node.args:
+    state = fields(node.state)
+    if state is None or node.args:
         raise wrong(node, "it has no state")
-    return node.state
+    return state
 
 
 def _sized(value: Any, node: Any) -> Any:
@@ -62,9 +63,9 @@ def _tensor_dict(node: Node, resolve: Resolver) -> Tensors:
 @takes_state
 def _value(node: Node, resolve: Resolver) -> OneValue:
     state = _state(node)
-    held = state.get("non_tensordict", state.get("_non_tensordict"))
+    held = fields(state.get("non_tensordict", state.get("_non_tensordict")))
     inner = resolve(state.get("tensordict", state.get("_tensordict")))
-    if type(held) is not dict or "data" not in held or not isinstance(inner, Tensors):
+    if held is None or "data" not in held or not isinstance(inner, Tensors):
         raise wrong(node, "it has no value")
     if held.get("_metadata") is not None:
         raise UnsupportedValueError("metadata of a NonTensorData cannot be imported", where=resolve.where)
@@ -104,10 +105,10 @@ def _consolidated(node: Node, resolve: Resolver) -> Tensors:
     storage = resolve(node.args[1]) if len(node.args) == 2 else None
     if not isinstance(storage, torch.Tensor) or storage.dtype != torch.uint8 or storage.dim() != 1:
         raise wrong(node, "it has no bytes")
-    return _unfold(resolve(node.args[0]), storage, node, 0)
+    return _unfold(resolve(node.args[0]), storage, node, resolve, 0)
 
 
-def _unfold(metadata: Any, storage: Any, node: Node, depth: int) -> Tensors:
+def _unfold(metadata: Any, storage: Any, node: Node, resolve: Resolver, depth: int) -> Tensors:
     if type(metadata) is not dict or metadata.get("cls") != "TensorDict" or depth > 50:
         raise wrong(node, "it does not hold a TensorDict")
     about, leaves, plain = (metadata.get(key) for key in ("cls_metadata", "leaves", "non_tensors"))
@@ -119,10 +120,11 @@ def _unfold(metadata: Any, storage: Any, node: Node, depth: int) -> Tensors:
             raise wrong(node, "it has a value without a size")
         device = None if len(entry) == 2 or entry[2] is None else str(entry[2])
         items[key] = OneValue({}, _sized(entry[1], node), None, device, False, entry[0])
-    items |= _leaves({key: _leaf(entry, storage, node) for key, entry in leaves.items()}, node)
+    found = {key: _leaf(entry, storage, node, resolve) for key, entry in leaves.items()}
+    items |= _leaves(found, node, resolve)
     for key, inner in metadata.items():
         if key not in _RESERVED:
-            items[key] = _unfold(inner, storage, node, depth + 1)
+            items[key] = _unfold(inner, storage, node, resolve, depth + 1)
     return Tensors(
         items=items,
         batch_size=_sized(about.get("batch_size"), node),
@@ -132,7 +134,7 @@ def _unfold(metadata: Any, storage: Any, node: Node, depth: int) -> Tensors:
     )
 
 
-def _leaf(entry: Any, storage: Any, node: Node) -> Any:
+def _leaf(entry: Any, storage: Any, node: Node, resolve: Resolver) -> Any:
     """``(dtype, shape, start, stop, pad)``, older ones with a device in the middle."""
     if isinstance(entry, (tuple, list)) and len(entry) == 6:
         entry = (*entry[:2], *entry[3:])
@@ -145,10 +147,11 @@ def _leaf(entry: Any, storage: Any, node: Node) -> Any:
     count = math.prod(shape)
     if count * kind.itemsize > stop - start or start % kind.itemsize:
         raise wrong(node, "it has a tensor larger than its bytes")
+    resolve.budget.spend(count * kind.itemsize)  # they may overlap
     return viewed(storage[start : start + count * kind.itemsize], kind, node).view(tuple(shape))
 
 
-def _leaves(found: dict[str, Any], node: Node) -> dict[str, Any]:
+def _leaves(found: dict[str, Any], node: Node, resolve: Resolver) -> dict[str, Any]:
     """Tensors by key; jagged ones come as values, lengths and offsets, in this order."""
     items: dict[str, Any] = {}
     for key, tensor in found.items():
@@ -156,7 +159,7 @@ def _leaves(found: dict[str, Any], node: Node) -> dict[str, Any]:
             continue
         if key.startswith(_OFFSETS):
             key = key[len(_OFFSETS) :]
-            tensor = jagged(found.get(_VALUES + key), tensor, found.get(_LENGTHS + key), 1, node)
+            tensor = jagged(found.get(_VALUES + key), tensor, found.get(_LENGTHS + key), 1, node, resolve)
         items[key] = tensor
     return items
 

@@ -1,4 +1,10 @@
-"""Runs a pickle with every name replaced by an inert node. Rolltape does no other unpickling."""
+"""Runs a pickle with every name replaced by an inert node. Rolltape does no other unpickling.
+
+The unpickler of Python hashes the keys of dicts and the items of sets as it builds them. A key of a few bytes
+can be made to overflow the stack or to take for ever then, and nothing can stop that. Here it is never asked
+to: before it runs, the instructions that make a dict or a set are replaced by one that asks us for a node,
+and the keys are hashed by ``resolve``, which knows how large they are.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +12,17 @@ import io
 import pickle
 import pickletools
 import re
+import reprlib
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeAlias
 
 from rolltape.errors import CorruptFileError, RolltapeError
-from rolltape.importing.nodes import Node, refused
+from rolltape.importing.nodes import DictNode, FrozenSetNode, Node, SetNode, refused
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
-_PLAIN = b"()0 12NRabestu}]Q\x81\x85\x86\x87\x88\x89\x8f\x90\x91\x93\x94".replace(b" ", b"")
+_PLAIN = b"()0 12NRabestu]Q\x81\x85\x86\x87\x88\x89\x90\x93\x94".replace(b" ", b"")
 _RUN = re.compile(b"(?:[" + re.escape(_PLAIN) + rb"]|[Khq].|M..|[Jj]....|G........){1,4096}", re.DOTALL)
 
 _FIXED = "KhqMJjG\x80"
@@ -24,19 +32,24 @@ _SIZED = {"U": 1, "C": 1, "\x8a": 1, "\x8c": 1, "T": 4, "B": 4, "X": 4, "\x8b": 
 _SIZED |= {"\x8d": 8, "\x8e": 8, "\x96": 8}
 """Instructions that start with a length, and how many bytes that length takes."""
 
+_INERT = {"}": b"NQ", "\x8f": b"\x88Q", "\x91": b"tN\x86Q"}
+"""What replaces a dict, a set and a frozenset: a question for the object None, True or (items, None)."""
+
 _SMALL_MEMO = 256
 _MAX_NAME = 1000
 
 
-def scan(data: Buffer, where: str, start: int = 0) -> int:
-    """Check the pickle that starts at ``start``; return where it ends."""
-    at, memo = start, 0
+def scan(data: Buffer, where: str, start: int = 0) -> tuple[_Pieces, int]:
+    """Check the pickle that starts at ``start``; return an inert one, and where it ends."""
+    at, memo, done = start, 0, start
+    view, inert = memoryview(data), _Pieces()
     while True:
         run = _RUN.match(data, at)
         at = run.end() if run else at
         code = bytes(data[at : at + 1]).decode("latin-1")
         if code == ".":
-            return at + 1
+            inert.add(view[done : at + 1])
+            return inert, at + 1
         if code in _SIZED:
             at = _sized(data, at, _SIZED[code], where)
         elif code == "c":
@@ -44,12 +57,50 @@ def scan(data: Buffer, where: str, start: int = 0) -> int:
         elif code == "r":
             memo += 1
             at = _memo(data, at, memo, where)
+        elif code in _INERT:
+            inert.add(view[done:at])
+            inert.add(memoryview(_INERT[code]))
+            at = done = at + 1
         elif code == "\x95":
-            at = _frame(data, at, where)
+            inert.add(view[done:at])  # a frame has a length, which is another one now; none is needed
+            at = done = _frame(data, at, where)
         elif code == "\x80" and len(data) > at + 1 and data[at + 1] <= pickle.HIGHEST_PROTOCOL:
             at += 2
         elif run is None or at >= len(data):
             raise _unknown(code, at, len(data), where)
+
+
+class _Pieces(io.RawIOBase):
+    """Pieces of memory, read as one file; large ones are not copied."""
+
+    _LARGE = 2**16
+
+    def __init__(self) -> None:
+        self._pieces: deque[bytearray | memoryview] = deque()
+
+    def add(self, piece: memoryview) -> None:
+        """Put a piece at the end."""
+        if len(piece) >= self._LARGE:
+            self._pieces.append(piece)
+        elif self._pieces and isinstance(last := self._pieces[-1], bytearray):
+            last += piece
+        else:
+            self._pieces.append(bytearray(piece))
+
+    def readable(self) -> bool:
+        """Yes: it is for reading."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer, or part of it."""
+        if not self._pieces:
+            return 0
+        piece = memoryview(self._pieces.popleft())
+        part = piece[: len(buffer)]
+        buffer[: len(part)] = part
+        if len(part) < len(piece):
+            self._pieces.appendleft(piece[len(part) :])
+        return len(part)
 
 
 def cut_short(at: int, where: str) -> CorruptFileError:
@@ -147,9 +198,15 @@ class InertUnpickler(pickle.Unpickler):
             raise refused(f"{module}.{name}", self._where) from None
 
     def persistent_load(self, pid: Any) -> Any:
-        """A storage of the torch file that the pickle belongs to."""
+        """An empty container, or a storage of the torch file that the pickle belongs to."""
+        if pid is None:
+            return DictNode()
+        if pid is True:
+            return SetNode()
+        if type(pid) is tuple and len(pid) == 2 and pid[1] is None:
+            return FrozenSetNode(pid[0])
         if self._storages is None:
-            raise refused(f"an external object (persistent id {str(pid)[:80]!r})", self._where)
+            raise refused(f"an external object (persistent id {reprlib.repr(pid):.80})", self._where)
         return self._storages(pid)
 
 
@@ -161,8 +218,8 @@ def run(
     start: int = 0,
 ) -> tuple[Any, int]:
     """The result of the pickle at ``start``, with nodes for all but plain values; and where it ends."""
-    end = scan(data, where, start)
-    file = io.BufferedReader(io.BytesIO(data[start:end]))
+    inert, end = scan(data, where, start)
+    file = io.BufferedReader(inert, 2**16)
     try:
         return InertUnpickler(file, names, storages, where).load(), end
     except RolltapeError as error:

@@ -23,12 +23,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rolltape.codec.memory_limit import memory_limit
 from rolltape.errors import CorruptFileError
 from rolltape.importing.unpickle import GROWTH, SLACK
+from rolltape.storage.memory_limit import memory_limit
 
 _MB = 10**6
 _LONGEST_ANSWER = 2**20
+
+STARTING = 300
+"""Seconds that a process may take to start and to import what it needs: on a busy machine that is long."""
+
+READING = b'"reading"\n'
+"""What a process says when it begins to read: from then on the time of the dump is limited."""
 
 
 def cpu_seconds(size: int) -> int:
@@ -52,11 +58,12 @@ class Worker:
         """The answer; ``CorruptFileError`` if the process failed, or took too long."""
         process = self._process = self._process or self._started()
         assert process.stdin is not None
-        deadline = time.monotonic() + 20 + 4 * cpu_seconds(size)
         try:
             process.stdin.write(json.dumps({**question, "size": size}).encode() + b"\n")
             process.stdin.flush()
-            line = _line(process, deadline)
+            line = _line(process, time.monotonic() + STARTING)
+            if line is not None and line.startswith(READING):
+                line = line[len(READING) :] or _line(process, time.monotonic() + 20 + 4 * cpu_seconds(size))
         except OSError:
             line = b""
         if line is None or not line.endswith(b"\n"):
@@ -156,6 +163,8 @@ def answer_all(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         for file in question["files"].values():
             _prepare(Path(file))
         _limit(question["size"])
+        out.write(READING)
+        out.flush()
         try:
             said = answer(question)
         except MemoryError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from rolltape.errors import CorruptFileError, StepMissingError
 from rolltape.storage import Storage
@@ -33,10 +33,17 @@ def acceptances(storage: Storage) -> list[Acceptance]:
     except StepMissingError:
         return []
     try:
-        return [Acceptance(**json.loads(line)) for line in lines if line.strip()]
-    except (ValueError, TypeError) as error:
+        return [_read_line(line) for line in lines if line.strip()]
+    except (ValueError, TypeError, RecursionError) as error:
         raise CorruptFileError(
-            f"a line about an acceptance cannot be read: {error}",
+            f"a line about an acceptance cannot be read: {error!s:.200}",
             where=f"{storage.location}/{NAME}",
             hint="remove that line; the recordings beside it are untouched",
         ) from None
+
+
+def _read_line(line: str) -> Acceptance:
+    found = Acceptance(**json.loads(line))
+    if not all(type(value) is str for value in astuple(found)):
+        raise TypeError("it is not made of texts")
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from rolltape.errors import RolltapeError, StepMissingError
+from rolltape.errors import MemoryLimitError, RolltapeError, StepMissingError, StorageError
 from rolltape.key import Key
 from rolltape.steps import StepSelector
 from rolltape.storage import Storage
@@ -41,14 +41,14 @@ def read_dropped(storage: Storage) -> list[Dropped]:
     """What was dropped from a tape; lines that cannot be read say nothing."""
     try:
         lines = bytes(storage.read(NAME)).decode("utf-8", "replace").splitlines()
-    except StepMissingError:
+    except (StepMissingError, StorageError, MemoryLimitError):  # nothing was dropped, or nothing says so
         return []
     found = []
     for line in lines:
         try:
             one = Dropped(**json.loads(line))
             one.holds(Key(step=0))
-        except (ValueError, TypeError, RolltapeError):
+        except (ValueError, TypeError, AttributeError, RecursionError, RolltapeError):
             continue
         found.append(one)
     return found

@@ -11,10 +11,12 @@ from stat import S_ISREG
 
 from rolltape.errors import (
     CorruptFileError,
+    MemoryLimitError,
     MisplacedFileError,
     MissingDependencyError,
     RolltapeError,
     StepMissingError,
+    StorageError,
     UnknownAdapterError,
 )
 from rolltape.hooks import hook
@@ -137,7 +139,12 @@ def _manifest(storage: LocalStorage) -> Iterator[Finding]:
 
 
 def _metrics(storage: LocalStorage, name: str) -> Iterator[Finding]:
-    for number, line in enumerate(bytes(storage.read(name)).split(b"\n"), 1):
+    try:
+        lines = bytes(storage.read(name)).split(b"\n")
+    except (StorageError, MemoryLimitError) as error:
+        yield Finding("metrics", name, error.what)
+        return
+    for number, line in enumerate(lines, 1):
         wrong = wrong_with(line) if line else None
         if wrong is not None:
             yield Finding("metrics", name, f"line {number} {wrong}")

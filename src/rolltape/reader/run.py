@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rolltape.errors import CorruptFileError, RolltapeError
+from rolltape.errors import RolltapeError
 from rolltape.key import Key, check_name, metrics_path
 from rolltape.reader.acceptances import acceptances
 from rolltape.reader.listing import StageFiles, is_name, stage_files
@@ -150,7 +150,7 @@ class Run:
     # -- what it says ----------------------------------------------------------------------------------
 
     def metrics(
-        self, split: str = "train", rank: int = 0, damaged: list[CorruptFileError] | None = None
+        self, split: str = "train", rank: int = 0, damaged: list[RolltapeError] | None = None
     ) -> dict[int, dict[str, Any]]:
         """What a rank logged, by step. Lines that cannot be read are an error, or go to ``damaged``."""
         return read_all_metrics(self.storage, split, damaged).get(rank, {})

@@ -27,6 +27,7 @@ from rolltape.errors import CorruptFileError, RolltapeError, StepExistsError, St
 from rolltape.storage import posix
 from rolltape.storage.beneath import folder, not_regular, open_file
 from rolltape.storage.contract import BytesLike, Stat, check_name, check_prefix, is_name
+from rolltape.storage.memory_limit import check_memory
 
 T = TypeVar("T")
 
@@ -129,6 +130,7 @@ class LocalStorage:
                 wanted = max(size - offset, 0) if length is None else length
                 if offset + wanted > size:
                     raise _cut_short(path, offset + wanted, size)
+                check_memory(wanted, "reading it", path)  # a file of holes has any size, and takes no room
                 data = posix.read_range(fd, offset, wanted)
             finally:
                 os.close(fd)

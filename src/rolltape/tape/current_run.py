@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rolltape.errors import RolltapeError, StepMissingError
+from rolltape.errors import CorruptFileError, RolltapeError, StepMissingError
 from rolltape.key import Key
 from rolltape.storage import Storage
 from rolltape.tape.checked_lines import check_line, checked_line
@@ -79,8 +79,25 @@ def current_run(storage: Storage) -> CurrentRun | None:
         return None
     where = f"{storage.location}/{NAME}"
     bodies = [check_line(line, where) for line in text.split(b"\n")]
-    nodes = [json.loads(b"{" + body) for body in bodies if body is not None]
+    nodes = [_read_line(body, where) for body in bodies if body is not None]
     return fold(node for node in nodes if "run" in node and "rank" in node)
+
+
+def _read_line(body: bytes, where: str) -> dict[str, Any]:
+    """What a line with a right checksum says, if that can be: anyone can write a checksum."""
+    try:
+        node: dict[str, Any] = json.loads(b"{" + body)
+        if "run" in node and "rank" in node:
+            numbers, texts = (node["rank"], node["world_size"]), (node["run"], node["launch"])
+            if not all(type(n) is int for n in numbers) or not all(type(text) is str for text in texts):
+                raise TypeError("a line about a run has other values than it should have")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptFileError(
+            f"a line about a run has a right checksum and cannot be read: {error!r:.200}",
+            where=where,
+            causes=["another tool wrote or edited the file"],
+        ) from None
+    return node
 
 
 def begin_run(storage: Storage, rank: int, world_size: int) -> str:

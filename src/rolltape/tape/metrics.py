@@ -19,7 +19,13 @@ from typing import Any
 import numpy as np
 
 from rolltape.batch.json_values import Path, from_json, to_json, unsupported
-from rolltape.errors import CorruptFileError, StepMissingError
+from rolltape.errors import (
+    CorruptFileError,
+    MemoryLimitError,
+    RolltapeError,
+    StepMissingError,
+    StorageError,
+)
 from rolltape.key import metrics_path
 from rolltape.steps import as_step
 from rolltape.storage import Storage
@@ -66,7 +72,7 @@ def read_metrics(storage: Storage, split: str, rank: int = 0) -> dict[int, dict[
 
 
 def read_all_metrics(
-    storage: Storage, split: str, damaged: list[CorruptFileError] | None = None
+    storage: Storage, split: str, damaged: list[RolltapeError] | None = None
 ) -> dict[int, dict[int, dict[str, Any]]]:
     """All metrics by rank and step. Lines that cannot be read go to ``damaged`` where it is given."""
     found: dict[int, dict[int, dict[str, Any]]] = {}
@@ -84,13 +90,18 @@ def logged_steps(storage: Storage, split: str, rank: int = 0) -> set[int]:
 
 
 def _lines(
-    storage: Storage, split: str, damaged: list[CorruptFileError] | None = None
+    storage: Storage, split: str, damaged: list[RolltapeError] | None = None
 ) -> Iterator[dict[str, Any]]:
     """Every complete line of the current run, in order."""
     name = metrics_path(split)
     try:
         text = bytes(storage.read(name))
     except StepMissingError:
+        return
+    except (StorageError, MemoryLimitError) as error:  # a link in its place, or a file of holes
+        if damaged is None:
+            raise
+        damaged.append(error)
         return
     run = current_run(storage)
     for number, line in enumerate(text.split(b"\n"), 1):

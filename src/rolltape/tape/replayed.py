@@ -31,7 +31,7 @@ def read_replayed(storage: Storage) -> dict[Key, str]:
         try:
             node = json.loads(line)
             key, digest = Key.parse(node["path"]), str(node["digest"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             if number == len(lines):  # its process died while writing it
                 continue
             raise CorruptFileError(

@@ -42,6 +42,8 @@ _ABOUT = (
 ).split()
 _ROLES = ("prompt_ids", "response_ids", "token_ids")
 _COUNTS = re.compile(r"position|len|index|grid|offset|count|^num_|^n_|step|size|shape|segment|seed|version")
+_IDS = re.compile(r"(^|_)(ids|token|token_ids?)$")
+"""How names end that are given to a single token too: ``eos_token_id``, ``answer_ids``."""
 _PICTURES = re.compile(r"pixel|image|video|audio|frame|embed|hidden|feature")
 _WORDS = frozenset(
     "system user assistant tool developer function text image image_url video audio input_text output_text "
@@ -117,7 +119,7 @@ class Walker:
             if abs(number) >= _HASHES_FROM:
                 self.found.add(TOKENS)
                 return self.standins.number(number)
-            if self.ids and (has_role(key, *_ROLES) or key in ("token", "token_id")):
+            if self.ids and _is_of_ids(key):
                 return self._tokens([number])[0]
             self.found.add(NUMBERS)
             return number
@@ -147,11 +149,11 @@ class Walker:
         return {self.name(name): self.node(child, name, files) for name, child in node.items()}
 
     def _are_tokens(self, node: list[Json], key: str) -> bool:
-        if not self.ids or len(node) < 2 or not all(type(item) is int for item in node):
+        if not self.ids or not node or not all(type(item) is int for item in node):
             return False
         if max(map(abs, node)) >= _HASHES_FROM:
             return False
-        return has_role(key, *_ROLES) or not (_COUNTS.search(key) or {-1, 0, 1}.issuperset(node))
+        return _is_of_ids(key) or not (len(node) < 2 or _COUNTS.search(key) or {-1, 0, 1}.issuperset(node))
 
     def _tagged(self, tag: str, node: dict[str, Json], key: str, files: list[bytes] | None) -> Json:
         inside = node[tag]
@@ -247,6 +249,12 @@ class Walker:
         return found
 
 
+def _is_of_ids(name: str) -> bool:
+    """Whether a name says that each number under it is a token."""
+    last = name.rsplit("/", 1)[-1].lower()
+    return has_role(name, *_ROLES) or (_IDS.search(last) is not None and not _COUNTS.search(last))
+
+
 def kind_of(name: str, dtype: str, data: np.ndarray, axes: int) -> str:
     """What an array holds; ``axes`` are those of one sample."""
     parts = [part for part in name.split("/") if not part.isdecimal()]
@@ -259,7 +267,7 @@ def kind_of(name: str, dtype: str, data: np.ndarray, axes: int) -> str:
         return DATA if pictures and not _COUNTS.search(last) else NUMBERS
     if kind not in "iu":
         return NUMBERS
-    if has_role("/".join(parts), *_ROLES):
+    if _is_of_ids("/".join(parts)):
         return TOKENS
     low, high = (int(data.min()), int(data.max())) if data.size else (0, 0)
     if max(-low, high) >= _HASHES_FROM:
@@ -327,7 +335,7 @@ class Redaction:
 
     def manifest(self, manifest: Manifest, fresh: Manifest) -> Manifest:
         """What the new tape says about itself."""
-        walker = replace(self._walker, ids=False, digits=None)
+        walker = replace(self._walker, digits=None)
         environment = {
             name: walker.text(text) if re.search(r"[/\\]", str(text)) else text
             for name, text in manifest.environment.items()
@@ -421,7 +429,7 @@ class Redaction:
         if file.about.fingerprint == manifest.digest:
             about["fingerprint"] = tape.digest
         elif file.about.fingerprint in manifest.earlier:
-            walker = replace(self._walker, ids=False, digits=None)
+            walker = replace(self._walker, digits=None)
             about["fingerprint"] = digest_of(walker.node(manifest.earlier[str(file.about.fingerprint)]))
         if file.about.inputs is not None:  # says that result and inputs belong together, and nothing of them
             about["inputs"] = self._walker.standins.uuid(file.about.inputs)

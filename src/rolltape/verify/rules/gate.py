@@ -121,7 +121,10 @@ def parse(config: Mapping[str, Any], where: object = None) -> Gate:
             f"a gate has no {', '.join(sorted(map(str, unknown)))}", "it has rules, require and inputs"
         )
     rules = []
-    for at, node in enumerate(config.get("rules") or []):
+    listed = config.get("rules") or []
+    if not isinstance(listed, list):
+        raise refuse("rules is a list of rules")
+    for at, node in enumerate(listed):
         if not isinstance(node, Mapping) or not isinstance(node.get("match"), str):
             raise refuse(f"rule {at + 1} has no match", 'write {match: "loss/*", ulp: 4}')
         if strange := set(node) - {"match", *_LIMITS}:
@@ -133,7 +136,7 @@ def parse(config: Mapping[str, Any], where: object = None) -> Gate:
             raise refuse(f"rule {at + 1} ({node['match']}) has no limit", f"limits: {', '.join(_LIMITS)}")
         try:
             rules.append(_rule(node))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise refuse(f"rule {at + 1} ({node['match']}): {error}") from None
     lists = {name: config.get(name) or [] for name in ("require", "inputs")}
     for name, value in lists.items():

@@ -99,9 +99,9 @@ def read_floor(storage: Storage) -> Floor | None:
             for stage, name, steps in node.get("carried", ())
         }
         return Floor(int(node["runs"]), str(node["measured"]), tuple(node["command"]), errors, means, carried)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptFileError(
-            f"the noise floor cannot be read: {error!r}",
+            f"the noise floor cannot be read: {error!r:.200}",
             where=f"{storage.location}/{NAME}",
             hint="measure it anew: rolltape noise TAPE -- COMMAND",
         ) from None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from rolltape.errors import CorruptFileError
+from rolltape.errors import RolltapeError
 from rolltape.reader.step_roles import main_stage
 from rolltape.reader.visible import pieces, visible
 from rolltape.reader.wording import brief, moment, number
@@ -96,7 +96,7 @@ class Pages:
         library, run = self.library, self.library.runs[tape]
         splits = run.splits
         split = split if split in splits else next(iter(splits), "train")
-        damaged: list[CorruptFileError] = []
+        damaged: list[RolltapeError] = []
         stages, steps, metrics = run.stages(split), run.steps(None, split), run.metrics(split, 0, damaged)
         every = sorted({*steps, *metrics})
         stage = self._main(tape, split)
@@ -169,7 +169,7 @@ class Pages:
         both = [s for s in runs[0].splits if s in runs[1].splits]
         split = split if split in both else next(iter(both), "train")
         names = library.name(left), library.name(right)
-        damaged: list[CorruptFileError] = []
+        damaged: list[RolltapeError] = []
         metrics = [run.metrics(split, 0, damaged) for run in runs]
         stage = self._main(left, split)
         href = "" if stage is None else self.url("c", left, right, split, stage) + "/{}"

@@ -1,4 +1,4 @@
-"""How much memory one recording may ask for: a few bytes of a header can ask for any amount.
+"""How much memory one file may ask for: a few bytes of a header, or a file of holes, can ask for any amount.
 
 By default half of what the machine, or the container, has. ``ROLLTAPE_MAX_MEMORY=200GB`` sets another limit.
 """
@@ -27,13 +27,14 @@ def memory_limit() -> int:
         raise ConfigError(error.what, where=f"environment variable {VARIABLE}", hint=error.hint) from None
 
 
-def check_memory(needed: int, what: str) -> None:
+def check_memory(needed: int, what: str, where: object = None) -> None:
     """Raise if ``what`` takes more than the limit; to be asked before anything is allocated."""
     if needed > _DEFAULT or VARIABLE in os.environ:  # the common case costs one comparison
         limit = memory_limit()
         if needed > limit:
             raise MemoryLimitError(
                 f"{what} needs {_amount(needed)} of memory, above the limit of {_amount(limit)}",
+                where=where,
                 causes=["it was recorded on a larger machine", "the file was made to exhaust this one"],
                 hint=f"if you trust the tape, raise the limit: {VARIABLE}={-(-needed // 10**9)}GB",
             )
