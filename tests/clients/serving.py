@@ -64,6 +64,11 @@ class Serving:
         return self.summary
 
 
+def by_level(summary: dict[str, Any]) -> tuple[int, int, int]:
+    """How many calls were answered by identity, by their conversation, and by what was asked alone."""
+    return tuple(summary["levels"][level] for level in ("identity", "conversation", "content"))
+
+
 @contextlib.contextmanager
 def serving(tape: Path, mode: str, *options: str, upstream: str | None = None) -> Iterator[Serving]:
     server = Serving(tape, mode, *options, upstream=upstream)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 
-from tests.clients.serving import recording, replaying
+from tests.clients.serving import by_level, recording, replaying
 
 
 class Sums(BaseEnv):
@@ -75,7 +75,7 @@ def test_groups_of_one_call_are_equal_in_every_token(tape, engine, tmp_path, tok
     assert len(live) == 3
     with replaying(tape, engine) as server:
         assert groups(Sums, server, tmp_path / "again.jsonl", tokenizer_path) == live
-    assert server.summary["levels"] == {"identity": 0, "conversation": 0, "content": 3}
+    assert by_level(server.summary) == (0, 0, 3)
 
 
 def test_groups_whose_members_ask_by_themselves_are_equal_as_groups(tape, engine, tmp_path, tokenizer_path):
@@ -89,4 +89,4 @@ def test_groups_whose_members_ask_by_themselves_are_equal_as_groups(tape, engine
     with replaying(tape, engine) as server:
         again = groups(Apart, server, tmp_path / "again.jsonl", tokenizer_path)
     assert members(again) == members(live)
-    assert server.summary["levels"] == {"identity": 0, "conversation": 0, "content": 12}
+    assert by_level(server.summary) == (0, 0, 12)

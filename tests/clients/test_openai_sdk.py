@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.clients.serving import recording, replaying, serving
+from tests.clients.serving import by_level, recording, replaying, serving
 from tests.engines.proxy import Proxy
 
 SKY = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -87,7 +87,7 @@ def test_every_kind_of_call(tape, engine):
     live, again, summary = both(tape, engine, lambda server: [ask(server) for ask in CALLS])
     assert again == live
     assert summary["calls"]["replayed"] == len(CALLS)
-    assert summary["levels"] == {"identity": 0, "conversation": 0, "content": len(CALLS)}
+    assert by_level(summary) == (0, 0, len(CALLS))
     assert summary["unplayed"] == 0
 
 
@@ -131,14 +131,14 @@ def asked_at_once(server, sessions: bool) -> list[list[str]]:
 def test_32_at_once_with_sessions_are_exact(tape, engine):
     live, again, summary = both(tape, engine, lambda server: asked_at_once(server, sessions=True))
     assert again == live
-    assert summary["levels"] == {"identity": 32, "conversation": 0, "content": 0}
+    assert by_level(summary) == (32, 0, 0)
 
 
 def test_32_at_once_without_sessions_are_equal_as_groups(tape, engine):
     """Nothing tells the four of a group apart; the report says so."""
     live, again, summary = both(tape, engine, lambda server: asked_at_once(server, sessions=False))
     assert [Counter(group) for group in again] == [Counter(group) for group in live]
-    assert summary["levels"] == {"identity": 0, "conversation": 0, "content": 32}
+    assert by_level(summary) == (0, 0, 32)
 
 
 def test_a_failure_and_the_retry_after_it_are_both_repeated(tape, engine):
