@@ -31,7 +31,6 @@ class Refilling(ray_trainer.RayPPOTrainer):
     """Generates twice per step, as the DAPO recipe does where too many groups are filtered out."""
 
     def fit(self):
-        import numpy as np
         from verl import DataProto
 
         self.global_steps = 1
@@ -50,7 +49,7 @@ class Refilling(ray_trainer.RayPPOTrainer):
                 source = self.async_rollout_manager if self.async_rollout_mode else self.actor_rollout_wg
                 batches.append(source.generate_sequences(prompts))
             whole = DataProto.concat(batches)
-            whole.batch["advantages"] = whole.batch["rm_scores"] + np.float32(0.5)
+            whole.batch["advantages"] = whole.batch["responses"].float() - 0.5
             self.actor_rollout_wg.update_actor(whole)
             self.global_steps += 1
             if self.global_steps > self.total_training_steps:
@@ -156,6 +155,8 @@ def main():
     scenario("val-live", *val, ROLLTAPE_DIR=str(WORK / "val"), **record)
     scenario("val-first", *val, ROLLTAPE_DIR=str(WORK / "val2"), ROLLTAPE_VERL_VAL="1", **record)
     scenario("val-again", *val, ROLLTAPE_DIR=str(WORK / "val2"), ROLLTAPE_VERL_VAL="1", **replay)
+    keys = own_keys(f"tape:{WORK / 'val3'}", "repeat" if RELEASE >= (0, 9) else "repeat_last")
+    scenario("val-own-keys", *val, *keys)
     if RELEASE < (0, 7):  # where workers generate unless agent loops are asked for
         keys = ["actor_rollout_ref.rollout.mode=async", *own_keys(f"tape:{WORK / 'loops'}")]
         scenario("loops-first", *keys)
