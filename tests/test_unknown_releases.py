@@ -201,3 +201,13 @@ def test_a_trainer_that_starts_in_a_way_of_its_own_is_refused(tmp_path):
     for call in ("super().init_workers()", "RayPPOTrainer.init_workers(self)"):
         adds = run(f"    def init_workers(self): {call}\n", ROLLTAPE_DIR=str(tmp_path / "t"))
         assert "in a way of its own" not in adds.stderr
+
+
+@pytest.mark.parametrize("first", ["verl", "hydra_plugins.rolltape_verl"])
+def test_a_program_of_hydra_may_import_verl_late(tmp_path, first):
+    """Hydra looks for plugins when a program starts; without entry points it is the only one to name ours."""
+    folder = release(tmp_path, OLD)
+    imports = ", ".join(dict.fromkeys([first, "verl", "hydra_plugins.rolltape_verl"]))
+    program = RUN_OLD.replace("verl, rolltape.integrations.verl.plugin", imports).format(config={})
+    look = "from rolltape.integrations.verl.wrappers import is_marked\nprint(is_marked(trainer.init_workers))"
+    assert python(folder, program + look).stdout == "trained\nTrue\n"
