@@ -131,14 +131,15 @@ def main():
     before = ray_trainer.RolloutSkip if RELEASE < (0, 9) else None
     scenario("off")
     scenario("off-own-keys", *own_keys(WORK / "theirs"))
-    with_dumps(own_keys)
+    if list((WORK / "theirs").rglob("*")):
+        with_dumps(own_keys)
     scenario("record", steps=4, ROLLTAPE_DIR=tape, **record)
     scenario("replay", steps=4, ROLLTAPE_DIR=tape, **replay)
     resume = f"trainer.resume_from_path={WORK / 'record' / 'checkpoints' / 'global_step_2'}"
     scenario("resume", "trainer.resume_mode=resume_path", resume, steps=4, ROLLTAPE_DIR=tape, **replay)
     scenario("missing", steps=5, ROLLTAPE_DIR=tape, **replay)
     match = json.dumps({"seed": "ignore", "data": "ignore"})
-    scenario("other-prompts", "data.seed=6", steps=4, ROLLTAPE_DIR=tape, ROLLTAPE_MATCH=match, **replay)
+    scenario("other-prompts", "++data.seed=6", steps=4, ROLLTAPE_DIR=tape, ROLLTAPE_MATCH=match, **replay)
     scenario("other-model", "actor_rollout_ref.rollout.temperature=0.5", steps=4, ROLLTAPE_DIR=tape, **replay)
     cut = str(WORK / "cut")
     scenario("interrupted", fails_at=2, ROLLTAPE_DIR=cut, ROLLTAPE_MODE="auto")
