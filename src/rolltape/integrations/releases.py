@@ -27,15 +27,14 @@ class Library:
     name: str
     """As the package index has it."""
     tested: tuple[str, ...]
-    """Oldest first. Releases before the first are refused: they lack what is needed, or were not tried.
-
-    Empty for one that is not on the package index: what the hook needs of its source is tested.
-    """
+    """Oldest first. Empty for one that is not on the package index: what a hook needs of it is tested."""
+    hooked: bool = False
+    """Whether its internals are hooked: releases before the first lack what is needed, and are refused."""
 
 
 LIBRARIES = (
-    Library("verl", ("0.6.1", "0.7.1", "0.8.0", "0.9.0", "0.9.1")),
-    Library("trl", ("1.0.0", "1.4.0", "1.8.0", "1.12.0", "1.16.0")),
+    Library("verl", ("0.6.1", "0.7.1", "0.8.0", "0.9.0", "0.9.1"), hooked=True),
+    Library("trl", ("1.0.0", "1.4.0", "1.8.0", "1.12.0", "1.16.0"), hooked=True),
     Library("transformers", ("5.0.0", "5.19.0")),
     Library("vllm", ("0.32.0",)),
     Library("ray", ("2.60.0",)),
@@ -54,6 +53,8 @@ def standing(name: str, version: str) -> tuple[str, str] | None:
     ('tested', '')
     >>> standing("verl", "0.5.0")
     ('refused', 'the oldest release that works is 0.6.1')
+    >>> standing("transformers", "4.57.1")
+    ('not tested', 'the oldest release that is tested is 5.0.0')
     """
     library = _library(name)
     if library is None:
@@ -63,7 +64,9 @@ def standing(name: str, version: str) -> tuple[str, str] | None:
     if not library.tested:
         return "expected to work", "it has no releases; what is needed of it is checked when it starts"
     if _order(version) < _order(library.tested[0]):
-        return "refused", f"the oldest release that works is {library.tested[0]}"
+        if library.hooked:
+            return "refused", f"the oldest release that works is {library.tested[0]}"
+        return "not tested", f"the oldest release that is tested is {library.tested[0]}"
     newest = library.tested[-1]
     when = f"newer than {newest}, the newest that is tested" if _order(version) > _order(newest) else ""
     return "expected to work", when or "between releases that are tested"
