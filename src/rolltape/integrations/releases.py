@@ -33,7 +33,7 @@ class Library:
 
 
 LIBRARIES = (
-    Library("verl", ("0.6.1", "0.7.1", "0.8.0", "0.9.0", "0.9.1"), hooked=True),
+    Library("verl", ("0.6.0", "0.6.1", "0.7.1", "0.8.0", "0.9.0", "0.9.1"), hooked=True),
     Library("trl", ("1.0.0", "1.4.0", "1.8.0", "1.12.0", "1.16.0"), hooked=True),
     Library("transformers", ("5.0.0", "5.19.0")),
     Library("vllm", ("0.32.0",)),
@@ -52,7 +52,7 @@ def standing(name: str, version: str) -> tuple[str, str] | None:
     >>> standing("verl", "0.9.1")
     ('tested', '')
     >>> standing("verl", "0.5.0")
-    ('refused', 'the oldest release that works is 0.6.1')
+    ('refused', 'the oldest release that works is 0.6.0')
     >>> standing("transformers", "4.57.1")
     ('not tested', 'the oldest release that is tested is 5.0.0')
     """
