@@ -33,7 +33,7 @@ class Library:
 
 
 LIBRARIES = (
-    Library("verl", ("0.6.0", "0.6.1", "0.7.1", "0.8.0", "0.9.0", "0.9.1"), hooked=True),
+    Library("verl", ("0.6.0", "0.6.1", "0.7.0", "0.7.1", "0.8.0", "0.9.0", "0.9.1"), hooked=True),
     Library("trl", ("1.0.0", "1.4.0", "1.8.0", "1.12.0", "1.16.0"), hooked=True),
     Library("transformers", ("5.0.0", "5.19.0")),
     Library("vllm", ("0.32.0",)),
