@@ -130,6 +130,12 @@ def viewer(session: nox.Session) -> None:
 
 
 @nox.session
+def serve(session: nox.Session) -> None:
+    """Frameworks and SDKs that talk to a server over HTTP, through `rolltape serve` and from its tapes."""
+    run_tests(session, "serve", envs.find_python_or_own(MAIN_PYTHON), "tests/clients", "-W", "default")
+
+
+@nox.session
 def demo(session: nox.Session) -> None:
     """Train a small language model, replay the training, change it and break it."""
     run_module(session, "trl", "rolltape", "demo")

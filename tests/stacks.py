@@ -25,6 +25,7 @@ FOLDERS = {
     "trl": ("trl",),
     "engines": ("engines",),
     "viewer": ("viewer",),
+    "serve": ("clients",),
 }
 """Stack -> the folders it has beside `tests` itself, `tests/tools` and `tests/contracts`."""
 
@@ -38,11 +39,20 @@ NEEDS = {
     "trl": ("torch", "trl", "transformers", "tensorboard", "wandb", "mlflow", "trackio"),
     "engines": ("torch", "transformers", "vllm", "ray", "xllamacpp", "httpx"),
     "viewer": ("torch", "transformers", "starlette", "uvicorn", "jinja2", "textual", "playwright", "httpx"),
+    "clients": (
+        "aiohttp",
+        "openai",
+        "anthropic",
+        "verifiers",
+        "atroposlib",
+        "rllm_model_gateway",
+        "xllamacpp",
+    ),
 }
 """Folder -> the modules without which it is skipped where no stack is named."""
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-LOUD = ("verl", "trl", "engines")
+LOUD = ("verl", "trl", "engines", "clients")
 """Folders whose libraries warn about themselves."""
 
 EXTRAS = {

@@ -37,6 +37,7 @@ STACKS = {
     "trl": ("torch", "trl"),
     "engines": ("torch", "engines", "engines-nodeps"),
     "viewer": ("torch", "viewer"),
+    "serve": ("serve",),
 }
 """Stack -> its files in requirements/, in install order. Each also constrains the installs of the others.
 

@@ -35,10 +35,19 @@ OVERLAYS: dict[str, tuple[str, ...]] = {
 }
 """Name -> what pip installs into it, without what that declares to need."""
 
+CLIENTS: dict[str, tuple[str, ...]] = {
+    "trl-on-engines": (
+        "trl==1.16.0", "datasets==5.2.0", "multiprocess==0.70.19", "pandas==3.1.1", "python-dateutil==4.0.0",
+        "tzdata==2026.6", "xxhash==4.1.0",
+    ),
+    "skyrl-on-engines": ("skyrl==0.3.0",),
+}  # fmt: skip
+"""Frameworks that ask an engine over HTTP, over the stack that has the engine."""
+
 
 def ensure(name: str, python: str = sys.executable) -> Path:
     """The folder of an overlay, which is complete when this returns."""
-    packages = OVERLAYS[name]
+    packages = (OVERLAYS | CLIENTS)[name]
     probed = envs._probe(python)
     assert probed is not None, f"{python} does not run"
     key = hashlib.sha256("\n".join([probed.path, probed.build, *packages]).encode()).hexdigest()[:12]

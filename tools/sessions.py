@@ -31,6 +31,7 @@ SESSIONS = (
     "trl",
     "verl",
     "viewer",
+    "serve",
     "light-3.10",
     "light-3.12",
     "light-3.13",

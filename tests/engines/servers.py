@@ -21,7 +21,10 @@ _LLAMA_CPP = """
 import sys, xllamacpp
 params = xllamacpp.CommonParams()
 params.model.path, params.hostnames, params.port = sys.argv[1], ["127.0.0.1"], int(sys.argv[2])
-params.n_parallel, params.n_ctx, params.cpuparams.n_threads = 2, 2048, 2
+params.n_parallel, params.n_ctx = int(sys.argv[3]), 1024 * int(sys.argv[3])
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1  # two would spin while other tests compute
+if template := sys.argv[4]:
+    params.chat_template = template
 server = xllamacpp.Server(params)
 sys.stdin.read()
 """
@@ -95,17 +98,19 @@ def vllm_command(model: str, port: int, *options: str) -> list[str]:
 
 @functools.cache
 def vllm_server(model: str | None = None) -> Process:
-    """vLLM's OpenAI server with the tiny model or another, in the mode in which it takes weights."""
+    """vLLM's OpenAI server with the tiny model or another; it takes weights, and tokens as they are."""
     port = free_port()
     env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_SERVER_DEV_MODE": "1"}
-    return Process(vllm_command(model or models.tiny_qwen2(), port), port, env).start().wait()
+    command = vllm_command(model or models.tiny_qwen2(), port, "--enable-scale-out")
+    return Process(command, port, env).start().wait()
 
 
 @functools.cache
-def llama_cpp_server() -> Process:
-    """llama.cpp's server with SmolLM2, straight from its GGUF."""
+def llama_cpp_server(parallel: int = 2, template: str = "") -> Process:
+    """llama.cpp's server with SmolLM2, straight from its GGUF; a context of 1024 for each in parallel."""
     port = free_port()
-    return Process([sys.executable, "-c", _LLAMA_CPP, gguf(), str(port)], port).start().wait()
+    command = [sys.executable, "-c", _LLAMA_CPP, gguf(), str(port), str(parallel), template]
+    return Process(command, port).start().wait()
 
 
 @functools.cache

@@ -152,7 +152,7 @@ def keys_of(method: str, path: str, body: Any, naming: Naming) -> Keys:
     prefixes = tuple(_prefixes(request)) if request else ()
     answered = request is not None and any(map(_is_answer, request.messages or ()))
     checked = (
-        {name: body[name] for name in sorted(dialect.checked) if name in body}
+        {name: body[name] for name in sorted(dialect.checked | naming.volatile) if name in body}
         if dialect and isinstance(body, Mapping)
         else {}
     )

@@ -6,12 +6,22 @@ makes no difference, and neither does a leading ``/v1``.
 
 from __future__ import annotations
 
+import math
 import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rolltape.serving.lookup import Slot
+
+QUESTIONS = ("GET", "HEAD")
+"""Methods that change nothing: their answers are the state of an engine at that time."""
 
 _STATE = (
     "health health_generate ready ping version models get_model_info model_info get_server_info server_info "
     "server_config get_world_size metrics load get_load workers list_workers is_sleeping is_paused "
-    "get_weights_by_name weights_checker get_internal_state world_size"
+    "get_weights_by_name weights_checker weight_checker weight_info get_internal_state world_size"
 ).split()
 _ACTIONS = (
     "pause resume sleep wake_up pause_generation continue_generation abort_request abort_requests "
@@ -57,3 +67,23 @@ def is_health(path: str) -> bool:
 
 def _last(path: str) -> str:
     return path.strip("/").removeprefix("v1/")
+
+
+class Changes:
+    """How far a replay is in what was recorded of the control plane: a question is answered as of then."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._arrivals = sorted(slot.arrival for slot in slots if slot.target.split()[0] not in QUESTIONS)
+        self._reached = 0
+        """How many of them lie behind."""
+
+    def reach(self, slot: Slot) -> None:
+        """A request that changed something is made again."""
+        self._reached = max(self._reached, bisect_right(self._arrivals, slot.arrival))
+
+    def last(self, slots: Sequence[Slot], step: int) -> Slot | None:
+        """What a question was told last before the change that comes next; the first answer before all."""
+        ahead = self._reached < len(self._arrivals)
+        before = self._arrivals[self._reached] if ahead else math.inf
+        past = [slot for slot in slots if slot.step <= step and slot.arrival < before]
+        return past[-1] if past else next(iter(slots), None)

@@ -16,7 +16,7 @@ from rolltape.policy import Mode
 from rolltape.serving import asked as asking
 from rolltape.serving.asked import Asked, BadBody, Keys
 from rolltape.serving.call_writer import CallWriter
-from rolltape.serving.control import is_health, updates_weights
+from rolltape.serving.control import QUESTIONS, Changes, is_health, updates_weights
 from rolltape.serving.dialects import Dialect, find
 from rolltape.serving.gate import Gate, Order
 from rolltape.serving.http_answers import failure, json_answer
@@ -66,8 +66,11 @@ class Proxy:
         self._playback = Playback(options, self.gate)
         self._passing = Passing(upstreams, writer, self.tally, calls.slots, options.token)
         self.url = ""
-        self._seen: set[tuple[int, str]] = set()
-        """Questions to the control plane that were recorded in a step: health is asked for all the time."""
+        self._acts = 0
+        """Requests to the control plane so far that may have changed something."""
+        self._seen: set[tuple[int, int, str]] = set()
+        """Questions to it that were recorded since then: health is asked for all the time."""
+        self._changes = Changes(control.slots)
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -233,8 +236,9 @@ class Proxy:
         return response
 
     async def _live_control(self, request: web.Request, asked: Asked) -> web.StreamResponse:
-        once = self.clock.step, target_of(asked.method, asked.path, asked.query)
-        asks = asked.method in ("GET", "HEAD")
+        asks = asked.method in QUESTIONS
+        self._acts += not asks
+        once = self._acts, self.clock.step, target_of(asked.method, asked.path, asked.query)
         repeated = asks and once in self._seen
         self._seen.add(once)
         return await self._passing.pass_on(
@@ -243,9 +247,13 @@ class Proxy:
         )  # fmt: skip
 
     async def _played_control(self, request: web.Request, asked: Asked) -> web.StreamResponse:
-        slot = _next(self._control.same_body(asked)) or _next(self._control.like(asked.method, asked.path))
+        recorded = self._control.same_body(asked) or self._control.like(asked.method, asked.path)
+        asks = asked.method in QUESTIONS
+        slot = self._changes.last(recorded, self.clock.step) if asks else _next(recorded)
         if slot is not None:
             slot.given = True
+            if not asks:
+                self._changes.reach(slot)
             self.tally.levels["control"] += 1
             answer = await self._playback.recorded(self._control, slot)
             return await self._playback.send(request, answer, time.perf_counter())

@@ -12,6 +12,7 @@ from typing import Any
 
 _VERSIONS = (
     "weight_version",
+    "new_version",
     "version",
     "weights_version",
     "policy_version",
