@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -139,8 +140,8 @@ class Lookup:
         self._naming = naming
         self._recordings: list[Recording] = []
         self.slots: list[Slot] = []
-        self.known: dict[bytes, Keys] = {}
-        """Digest of a body as it came -> its other digests, so that it need not be parsed again."""
+        self.known: dict[tuple[str, bytes], Keys] = {}
+        """Path, and digest of a body as it came -> its other digests, so that it need not be parsed again."""
         self._by_session: dict[tuple[str, str, bytes], _Group] = {}
         self._by_content: dict[tuple[str, bytes], _Group] = {}
         self._by_request: dict[tuple[str, bytes], Slot] = {}
@@ -155,33 +156,39 @@ class Lookup:
         self._cached = 0
         self._memory = memory
         self._rules_of: dict[str, str] = {}
+        self._shared: dict[str | None, Any] = {}
+        """Texts that many calls have in common, each once."""
         for recording in run.recordings(stage, split):
             self._add(recording)
-        self.slots.sort(key=lambda slot: (slot.step, slot.arrival))
+        self.slots.sort(key=attrgetter("step", "arrival"))
         for slot in self.slots:
             if slot.is_finished or not only_finished:
                 self._index(slot)
 
     def _add(self, recording: Recording) -> None:
-        at = len(self._recordings)
+        at, step = len(self._recordings), recording.key.step
         self._recordings.append(recording)
-        read = _values(recording, _KEYS)
-        interned: dict[Any, Any] = {}
-        for row in range(len(read["arrival"])):
-            one = {name: values[row] for name, values in read.items()}
-            keys = Keys(one["body_digest"], (), one["answered"], one["checked"], one["rules"])
-            if keys.rules != self._rules(one["method"], one["path"]):
-                keys = self._digested_anew(recording, row, one)
-            target = target_of(one["method"], one["path"], one["query"])
+        share = self._shared.setdefault
+        bodies: list[bytes] = []
+        rows = zip(*_values(recording, _KEYS), strict=True)
+        for row, (session, request_id, attempt, weights, method, path, query, status, aborted, arrival,
+                  completion, raw, body, answered, turn, checked, rules) in enumerate(rows):  # fmt: skip
+            path = share(path, path)
+            keys = self.known.get((path, raw))
+            if keys is None:
+                keys = Keys(body, (), answered, share(checked, checked), share(rules, rules))
+                if rules != self._rules(method, path):
+                    bodies = bodies or _values(recording, ["request_body"])[0]
+                    keys = self._digested_anew(bodies[row], method, path, raw)
+                self.known[path, raw] = keys
+            target = target_of(method, path, query)
             self.slots.append(
                 Slot(
-                    at, row, recording.key.step, interned.setdefault(one["session"], one["session"]),
-                    one["request_id"], one["attempt"], interned.setdefault(one["weights"], one["weights"]),
-                    interned.setdefault(target, target), one["status"], one["aborted"], one["arrival"],
-                    one["completion"], one["turn"], keys.body, keys.checked,
+                    at, row, step, share(session, session), request_id, attempt, share(weights, weights),
+                    share(target, target), status, share(aborted, aborted), arrival, completion, turn,
+                    keys.body, keys.checked,
                 )
             )  # fmt: skip
-            self.known[one["raw_digest"]] = keys
 
     def _rules(self, method: str, path: str) -> str:
         known = self._rules_of.get(path)
@@ -189,13 +196,12 @@ class Lookup:
             known = self._rules_of[path] = rules_of(find(method, path), self._naming)
         return known
 
-    def _digested_anew(self, recording: Recording, row: int, one: Mapping[str, Any]) -> Keys:
+    def _digested_anew(self, body: bytes, method: str, path: str, raw: bytes) -> Keys:
         """The digests of a body that was recorded under other rules of what counts."""
         try:
-            body = parse_body(_request_body(recording, row))
+            return keys_of(method, path, parse_body(body), self._naming)
         except BadBody:
-            return Keys(one["raw_digest"], rules=self._rules(one["method"], one["path"]))
-        return keys_of(one["method"], one["path"], body, self._naming)
+            return Keys(raw, rules=self._rules(method, path))
 
     def _index(self, slot: Slot) -> None:
         self._by_content.setdefault((slot.target, slot.body), _Group()).slots.append(slot)
@@ -325,23 +331,11 @@ class Lookup:
 
     def load(self, file: int) -> list[Answer]:
         """The answers of one file; reads it. May be called on another thread."""
-        read = _values(self._recordings[file], _ANSWER)
-        answers = []
-        for row in range(len(read["status"])):
-            one = {name: values[row] for name, values in read.items()}
-            sizes = np.cumsum(one["chunk_sizes"])
-            body = memoryview(one["response_body"])
-            chunks = [
-                bytes(body[end - size : end]) for end, size in zip(sizes, one["chunk_sizes"], strict=True)
-            ]
-            seconds = [float(number) for number in one["chunk_seconds"]]
-            answers.append(
-                Answer(
-                    one["status"], one["response_headers"] or {}, chunks, seconds,
-                    one["latency_seconds"], one["aborted"],
-                )
-            )  # fmt: skip
-        return answers
+        rows = zip(*_values(self._recordings[file], _ANSWER), strict=True)
+        return [
+            Answer(status, headers or {}, _pieces(body, sizes.tolist()), seconds.tolist(), latency, aborted)
+            for status, headers, body, sizes, seconds, latency, aborted in rows
+        ]
 
     def keep(self, file: int, answers: list[Answer]) -> None:
         """Keep answers in memory; those that were not asked for longest make room."""
@@ -355,16 +349,15 @@ class Lookup:
 
     def request_body(self, slot: Slot) -> bytes:
         """What a recorded call asked."""
-        return _request_body(self._recordings[slot.file], slot.row)
+        only = slice(slot.row, slot.row + 1)
+        return bytes(self._recordings[slot.file].again().batch(["request_body"], only)["request_body"][0])
 
     def prefixes(self) -> Iterator[tuple[Slot, np.ndarray]]:
         """The digests of what each recorded call was given, beginning by beginning."""
         by_file: dict[int, Any] = {}
         for slot in self.slots:
             if slot.file not in by_file:
-                by_file[slot.file] = _values(self._recordings[slot.file], ["prefix_digests"])[
-                    "prefix_digests"
-                ]
+                [by_file[slot.file]] = _values(self._recordings[slot.file], ["prefix_digests"])
             yield slot, by_file[slot.file][slot.row]
 
 
@@ -373,10 +366,14 @@ def target_of(method: str, path: str, query: str) -> str:
     return f"{method} {path.rstrip('/')}" + (f"?{query}" if query else "")
 
 
-def _request_body(recording: Recording, row: int) -> bytes:
-    return bytes(recording.batch(["request_body"], slice(row, row + 1)).columns["request_body"][0])
+def _pieces(body: bytes, sizes: list[int]) -> list[bytes]:
+    if len(sizes) == 1:
+        return [body]
+    ends = list(accumulate(sizes))
+    return [body[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
-def _values(recording: Recording, names: list[str]) -> dict[str, Any]:
-    found = recording.batch(names)
-    return {name: found.columns[name] for name in names}
+def _values(recording: Recording, names: list[str]) -> list[Any]:
+    """Columns, read anew: a recording that is kept keeps what was read of it."""
+    found = recording.again().batch(names)
+    return [found.columns[name] for name in names]

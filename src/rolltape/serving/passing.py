@@ -66,7 +66,7 @@ class Passing:
 
     async def pass_on(
         self,
-        request: web.Request,
+        request: web.BaseRequest,
         asked: Asked,
         *,
         stage: str,
@@ -95,7 +95,7 @@ class Passing:
             self._end(call, waiting, keep=keep)
 
     async def _pass_on(
-        self, request: web.Request, call: Call, started: float, everywhere: bool
+        self, request: web.BaseRequest, call: Call, started: float, everywhere: bool
     ) -> web.StreamResponse:
         asked = call.asked
         target = asked.path + (f"?{asked.query}" if asked.query else "")
@@ -117,7 +117,7 @@ class Passing:
         return web.Response(status=call.status, body=body, headers=call.headers)
 
     async def _stream(
-        self, request: web.Request, call: Call, answer: aiohttp.ClientResponse, started: float
+        self, request: web.BaseRequest, call: Call, answer: aiohttp.ClientResponse, started: float
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=call.status, headers=call.headers)
         await response.prepare(request)
@@ -177,7 +177,7 @@ class Passing:
         self._ticks += 1
         return self._ticks - 1
 
-    def _passed(self, request: web.Request) -> list[tuple[str, str]]:
+    def _passed(self, request: web.BaseRequest) -> list[tuple[str, str]]:
         """The headers that go on to the server behind; what is meant for this one does not."""
         token = self._token
         return [

@@ -36,7 +36,7 @@ class Playback:
         return answers[slot.row]
 
     async def send(
-        self, request: web.Request, answer: Answer, started: float, slot: Slot | None = None
+        self, request: web.BaseRequest, answer: Answer, started: float, slot: Slot | None = None
     ) -> web.StreamResponse:
         """Give an answer as it came then. With its slot, it waits for its turn."""
         if answer.aborted and not answer.chunks:
@@ -52,7 +52,7 @@ class Playback:
         return response
 
     async def _send_pieces(
-        self, request: web.Request, answer: Answer, started: float, slot: Slot | None
+        self, request: web.BaseRequest, answer: Answer, started: float, slot: Slot | None
     ) -> web.StreamResponse:
         """The last piece completes the answer, so only that one waits for its turn."""
         response = web.StreamResponse(status=answer.status or 200, headers=answer.headers)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -36,12 +37,16 @@ def kept_headers(headers: Iterable[tuple[str, str]], also: Iterable[str] = ()) -
     >>> kept_headers([("Authorization", "Bearer x"), ("X-Session-ID", "7"), ("Cookie", "a=b")])
     {'x-session-id': '7'}
     """
-    named = {name.lower() for name in also}
-    return {
-        name.lower(): value
-        for name, value in headers
-        if (_KEPT.fullmatch(name) or name.lower() in named) and not is_secret(name)
-    }
+    named = frozenset(name.lower() for name in also)
+    kept = ((_kept_as(name, named), value) for name, value in headers)
+    return {name: value for name, value in kept if name is not None}
+
+
+@lru_cache(maxsize=1024)
+def _kept_as(name: str, named: frozenset[str]) -> str | None:
+    """What a header is called on the tape; None for one that is not written down."""
+    lower = name.lower()
+    return lower if (_KEPT.fullmatch(name) or lower in named) and not is_secret(name) else None
 
 
 def is_secret(name: str) -> bool:
