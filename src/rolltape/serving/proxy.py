@@ -62,8 +62,9 @@ class Proxy:
         self._models = models
         order = options.order if options.mode is Mode.REPLAY else Order.NONE
         self.gate = Gate(calls.slots, order, options.wait)
+        self.gate.begin_step(options.step or 0)
         self.upstreams = upstreams
-        self._playback = Playback(options, self.gate)
+        self._playback = Playback(options)
         self._passing = Passing(upstreams, writer, self.tally, calls.slots, options.token)
         self.url = ""
         self._seen: set[tuple[int, str]] = set()
@@ -179,10 +180,11 @@ class Proxy:
                 return await self._play(request, asked, found)
         if not self.options.asks_upstream or not self.options.upstream:
             return await self._missed(asked, step, weights)
-        if (again := self._passing.again(asked)) is not None:
-            self.tally.calls["retried"] += 1
-            return await self._playback.send(request, Answer.of(await again), time.perf_counter())
         step = self.clock.step if asked.step is None else asked.step
+        again = await self._passing.again(asked, step, weights)
+        if again is not None:
+            self.tally.calls["retried"] += 1
+            return await self._playback.send(request, Answer.of(again), time.perf_counter())
         return await self._passing.pass_on(request, asked, stage="calls", step=step, weights=weights)
 
     async def _missed(self, asked: Asked, step: int | None, weights: str) -> web.Response:
@@ -198,18 +200,18 @@ class Proxy:
         slot, started = found.slot, time.perf_counter()
         self.tally.found(found)
         self._note_differences(asked, slot)
-        done = self.gate.arrive(slot)
-        slot.delivered = False
+        ticket = self.gate.arrive(slot)
+        slot.sending, slot.lost = slot.sending + 1, False
         try:
             answer = await self._playback.recorded(self.calls, slot)
-            response = await self._playback.send(request, answer, started, slot)
-            slot.delivered = True
-            return response
+            return await self._playback.send(request, answer, started, ticket)
         except (asyncio.CancelledError, ConnectionResetError):
+            slot.lost = True
             self.tally.calls["aborted"] += 1
             raise
         finally:
-            done()
+            slot.sending -= 1
+            ticket.done()
 
     def _note_differences(self, asked: Asked, slot: Slot) -> None:
         if asked.keys.checked == slot.checked:
