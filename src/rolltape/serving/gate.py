@@ -23,6 +23,10 @@ log = logging.getLogger("rolltape")
 QUIET = 0.5
 """Seconds without an arrival after which those who could still come are taken not to."""
 
+HAND_OVER = 0.002
+"""Seconds between two answers that were both held back: one client that waits for both looks at its
+connections in an order of its own, unless it has taken the first before the second comes."""
+
 
 class Order(NamedOption):
     """The order in which answers are released."""
@@ -150,7 +154,7 @@ class Gate:
         if not self._inside[at]:
             del self._inside[at]
             self._done[at] = 1
-            self._advance()
+            self._advance(HAND_OVER if ticket.released.is_set() else 0.0)
 
     def begin_step(self, step: int) -> None:
         """Nobody asks for earlier steps any more."""
@@ -160,14 +164,17 @@ class Gate:
                     self._done[at] = 1
         self._advance()
 
-    def _advance(self) -> None:
+    def _advance(self, pause: float = 0.0) -> None:
         before = self._head
         while self._head < len(self._queue) and self._done[self._head]:
             self._head += 1
         if self._head != before:
             self._moved = self._clock()
         for ticket in self._waiters.get(self._head, ()):
-            ticket.released.set()
+            if pause:
+                asyncio.get_running_loop().call_later(pause, ticket.released.set)
+            else:
+                ticket.released.set()
 
     def _watch(self) -> None:
         if self._timer is None:
