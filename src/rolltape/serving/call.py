@@ -10,13 +10,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rolltape.serving.asked import Asked, BadBody, parse_body
-from rolltape.serving.dialects import Choice, Response
-from rolltape.serving.secrets import safe_query, without_secrets
+from rolltape.serving.asked import Asked, BadBody, parse_body, raw_digest
+from rolltape.serving.dialects import Choice, Dialect, Response
+from rolltape.serving.secrets import may_hold_secrets, safe_query, without_secrets
 
 LONGEST_DATA = 1024
 """Pictures and the like inside of messages are named by a digest in the typed columns; the body has them."""
@@ -85,25 +85,26 @@ def is_finished(status: int, aborted: str) -> bool:
 def row(call: Call) -> dict[str, Any]:
     """What the tape keeps of a call: one value for each column."""
     asked = call.asked
-    typed = _typed(call)
+    kept = kept_request(asked)
+    dialect = asked.dialect.for_body(kept.parsed) if asked.dialect else None
     return {
         "uid": call.uid,
         "index": call.turn,
-        "endpoint": asked.dialect.name if asked.dialect else "",
+        "endpoint": dialect.name if dialect else "",
         "method": asked.method,
         "path": asked.path,
-        "query": safe_query(asked.query),
+        "query": asked.query,
         "session": asked.session,
         "session_from": asked.session_from,
         "turn": call.turn,
         "request_id": asked.request_id,
         "attempt": asked.retry,
         "weights": call.weights,
-        **typed,
+        **_typed(call, dialect, kept.parsed),
         "status": call.status,
         "aborted": call.aborted,
         "request_headers": dict(asked.headers),
-        "request_body": _stored_body(asked.body),
+        "request_body": kept.body,
         "response_headers": dict(call.headers),
         "response_body": call.body,
         "chunk_sizes": np.array([len(chunk) for chunk in call.chunks], np.int64),
@@ -113,7 +114,7 @@ def row(call: Call) -> dict[str, Any]:
         "arrived_at": call.arrived_at,
         "latency_seconds": call.latency,
         "first_byte_seconds": call.seconds[0] if call.seconds else call.latency,
-        "raw_digest": asked.raw,
+        "raw_digest": asked.raw if kept.body is asked.body else raw_digest(kept.body),
         "body_digest": asked.keys.body,
         "prefix_digests": np.array(asked.keys.prefixes, np.int64),
         "answered": asked.keys.answered,
@@ -140,26 +141,42 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_answer(asked: Asked, headers: Mapping[str, str], body: bytes) -> Response | None:
+class KeptRequest(NamedTuple):
+    """A body as the tape has it."""
+
+    body: bytes
+    parsed: Any
+    """The same as JSON; None where it is none."""
+
+
+def kept_request(asked: Asked) -> KeptRequest:
+    """The body as it came, unless a field of it is a secret."""
+    try:
+        parsed = parse_body(asked.body) if asked.body else None
+    except BadBody:
+        form = "x-www-form-urlencoded" in asked.headers.get("content-type", "")
+        return KeptRequest(safe_query(asked.body.decode("latin-1")).encode("latin-1") if form else asked.body, None)
+    if not may_hold_secrets(asked.body):
+        return KeptRequest(asked.body, parsed)
+    safe = without_secrets(parsed, asked.dialect.reads if asked.dialect else ())
+    return KeptRequest(asked.body if safe is parsed else json.dumps(safe).encode(), safe)
+
+
+def read_answer(dialect: Dialect | None, headers: Mapping[str, str], body: bytes) -> Response | None:
     """The answer of a model as typed values; None where it is none of them."""
-    if asked.dialect is None or not body:
+    if dialect is None or not body:
         return None
     if "event-stream" in headers.get("content-type", ""):
-        return asked.dialect.streamed(body)
+        return dialect.streamed(body)
     try:
-        return asked.dialect.response(parse_body(body))
+        return dialect.response(parse_body(body))
     except BadBody:
         return None
 
 
-def _typed(call: Call) -> dict[str, Any]:
-    asked = call.asked
-    try:
-        body = parse_body(asked.body) if asked.body else None
-    except BadBody:
-        body = None
-    request = asked.dialect.request(body) if asked.dialect and isinstance(body, dict) else None
-    answer = read_answer(asked, call.headers, call.body)
+def _typed(call: Call, dialect: Dialect | None, body: Any) -> dict[str, Any]:
+    request = dialect.request(body) if dialect and isinstance(body, dict) else None
+    answer = read_answer(dialect, call.headers, call.body)
     choices = answer.choices if answer else []
     first = choices[0] if choices else Choice(None, None, None, None)
     prompt_ids = (request.prompt_ids if request else None) or (answer.prompt_ids if answer else None)
@@ -194,20 +211,6 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 def _floats(numbers: Sequence[float | None] | None) -> np.ndarray:
     return np.array([np.nan if number is None else number for number in numbers or []], np.float64)
-
-
-def _stored_body(body: bytes) -> bytes:
-    """The body as it came, unless a field of it is a secret."""
-    if not any(
-        word in body for word in (b"key", b"oken", b"ecret", b"assword", b"uth", b"ookie", b"redential")
-    ):
-        return body
-    try:
-        parsed = parse_body(body)
-    except BadBody:
-        return body
-    safe = without_secrets(parsed) if isinstance(parsed, dict) else None
-    return body if safe is None else json.dumps(safe, ensure_ascii=False).encode()
 
 
 def _without_data(value: Any) -> Any:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from urllib.parse import unquote_plus
 
 import aiohttp
 from aiohttp import web
@@ -98,7 +99,8 @@ class Passing:
         self, request: web.Request, call: Call, started: float, everywhere: bool
     ) -> web.StreamResponse:
         asked = call.asked
-        target = asked.path + (f"?{asked.query}" if asked.query else "")
+        query = self._passed_query(request.rel_url.raw_query_string)
+        target = asked.path + (f"?{query}" if query else "")
         ask = self._upstreams.ask_all if everywhere else self._upstreams.ask
         answer = await ask(request.method, target, self._passed(request), asked.body, asked.session)
         try:
@@ -176,6 +178,12 @@ class Passing:
         """One clock for arrivals and completions: what is between them was on its way."""
         self._ticks += 1
         return self._ticks - 1
+
+    def _passed_query(self, query: str) -> str:
+        if self._token is None:
+            return query
+        said = query.split("&")
+        return "&".join(one for one in said if unquote_plus(one) != f"token={self._token}")
 
     def _passed(self, request: web.Request) -> list[tuple[str, str]]:
         """The headers that go on to the server behind; what is meant for this one does not."""

@@ -27,7 +27,7 @@ from rolltape.serving.options import Engines, ServeOptions, is_loopback
 from rolltape.serving.passing import Passing
 from rolltape.serving.place import Place, locate
 from rolltape.serving.playback import Playback
-from rolltape.serving.secrets import kept_headers
+from rolltape.serving.secrets import kept_headers, safe_query
 from rolltape.serving.tally import Tally
 from rolltape.serving.upstream import Upstreams
 from rolltape.serving.weights import Clock
@@ -135,7 +135,7 @@ class Proxy:
         return Asked(
             method=request.method,
             path=place.path,
-            query=request.rel_url.raw_query_string,
+            query=safe_query(request.rel_url.raw_query_string),
             body=body,
             raw=raw,
             keys=keys,
