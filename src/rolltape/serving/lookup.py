@@ -60,8 +60,10 @@ class Slot:
     body: bytes
     checked: str = ""
     given: bool = False
-    delivered: bool = True
-    """Whether what was given reached the client in full."""
+    sending: int = 0
+    """How many requests are being answered by it right now."""
+    lost: bool = False
+    """Whether it was given to a client that was gone before it had all of it."""
 
     @property
     def is_finished(self) -> bool:
@@ -144,14 +146,14 @@ class Lookup:
         """Path, and digest of a body as it came -> its other digests, so that it need not be parsed again."""
         self._by_session: dict[tuple[str, str, bytes], _Group] = {}
         self._by_content: dict[tuple[str, bytes], _Group] = {}
-        self._by_request: dict[tuple[str, bytes], Slot] = {}
+        self._by_request: dict[tuple[str, str, bytes], _Group] = {}
         self.sessions: dict[str, list[Slot]] = {}
         self._renamed: dict[str, str] = {}
         """Session of this run -> the recorded one that it was found to be."""
         self._claimed: set[str] = set()
         """Recorded sessions that somebody of this run is."""
-        self._answered: OrderedDict[tuple[str, bytes], Slot] = OrderedDict()
-        """Request ids of this run that were answered."""
+        self._answered: OrderedDict[tuple[str, bytes, int | None, str], Slot] = OrderedDict()
+        """Requests of this run that were answered: by id, body, step and weights."""
         self._cache: OrderedDict[int, list[Answer]] = OrderedDict()
         self._cached = 0
         self._memory = memory
@@ -209,13 +211,14 @@ class Lookup:
             self._by_session.setdefault((slot.session, slot.target, slot.body), _Group()).slots.append(slot)
             self.sessions.setdefault(slot.session, []).append(slot)
         if slot.request_id is not None:
-            self._by_request.setdefault((slot.request_id, slot.body), slot)
+            name = slot.request_id, slot.target, slot.body
+            self._by_request.setdefault(name, _Group()).slots.append(slot)
 
     # -- finding -----------------------------------------------------------------------------------
 
     def find(self, asked: Asked, step: int | None, weights: str) -> Found | None:
         """The recording that answers; it is given out from now on. None: there is none, or none is left."""
-        if (again := self._again(asked)) is not None:
+        if (again := self._again(asked, step, weights)) is not None:
             return again
         found = self._choose(asked, step, weights)
         if found is None:
@@ -226,15 +229,15 @@ class Lookup:
         for group in self._groups(asked, slot):
             group.last = slot
         if asked.request_id is not None:
-            self._answered[asked.request_id, asked.keys.body] = slot
+            self._answered[asked.request_id, asked.keys.body, step, weights] = slot
             if len(self._answered) > 100_000:
                 self._answered.popitem(last=False)
         return found
 
-    def _again(self, asked: Asked) -> Found | None:
+    def _again(self, asked: Asked, step: int | None, weights: str) -> Found | None:
         """The answer that a request had before, where it says that it was sent before."""
         if asked.request_id is not None:
-            slot = self._answered.get((asked.request_id, asked.keys.body))
+            slot = self._answered.get((asked.request_id, asked.keys.body, step, weights))
             if slot is not None and not (asked.retry and self._attempt(asked)):
                 return Found(slot, IDENTITY, again=True)
         if not asked.retry:
@@ -242,7 +245,11 @@ class Lookup:
         group = self._group(asked)
         if group is None or self._attempt(asked) is not None:
             return None
-        lost = next((slot for slot in reversed(group.slots) if slot.given and not slot.delivered), group.last)
+        lost = (
+            next((slot for slot in group.slots if slot.lost), None)
+            or next((slot for slot in group.slots if slot.sending), None)
+            or group.last
+        )
         return (
             None if lost is None else Found(lost, CONTENT if asked.session is None else IDENTITY, again=True)
         )
@@ -274,8 +281,8 @@ class Lookup:
             return step in (None, slot.step) and slot.weights == weights
 
         if asked.request_id is not None:
-            slot = self._by_request.get((asked.request_id, body))
-            if slot is not None and not slot.given and slot.target == target and fits(slot):
+            named = self._by_request.get((asked.request_id, target, body))
+            if named is not None and (slot := next(filter(fits, named.free()), None)):
                 return Found(slot, IDENTITY)
         if asked.session is not None:
             own = self._by_session.get((asked.session, target, body))

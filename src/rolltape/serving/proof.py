@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from rolltape.serving.asked import BadBody, parse_body
 from rolltape.serving.call import read_typed
 from rolltape.serving.dialects import find
-from rolltape.serving.secrets import HIDDEN
 from rolltape.tape.recording import Recording
 
 _NEEDS = ("method", "path", "request_body", "response_body", "response_headers")
@@ -22,13 +22,19 @@ def differing(recording: Recording) -> Iterator[tuple[int, str]]:
     read = recording.batch()
     for row in range(recording.samples):
         one = {name: column[row] for name, column in read.columns.items()}
-        body = bytes(one["request_body"])
-        dialect = find(one["method"], one["path"])
-        typed = read_typed(dialect, body, one["response_headers"] or {}, bytes(one["response_body"]))
+        dialect, asked = find(one["method"], one["path"]), _parsed(bytes(one["request_body"]))
+        typed = read_typed(dialect, asked, one["response_headers"] or {}, bytes(one["response_body"]))
         for name, value in typed.items():
-            if name in one and not _same(value, one[name]) and HIDDEN.encode() not in body:
+            if name in one and not _same(value, one[name]):
                 yield row, name
                 break
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return parse_body(body) if body else None
+    except BadBody:
+        return None
 
 
 def _same(a: Any, b: Any) -> bool:

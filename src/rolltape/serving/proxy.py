@@ -27,7 +27,7 @@ from rolltape.serving.options import Engines, ServeOptions, is_loopback
 from rolltape.serving.passing import Passing
 from rolltape.serving.place import Place, locate
 from rolltape.serving.playback import Playback
-from rolltape.serving.secrets import kept_headers
+from rolltape.serving.secrets import kept_headers, safe_query
 from rolltape.serving.tally import Tally
 from rolltape.serving.upstream import Upstreams
 from rolltape.serving.weights import Clock
@@ -62,8 +62,9 @@ class Proxy:
         self._models = models
         order = options.order if options.mode is Mode.REPLAY else Order.NONE
         self.gate = Gate(calls.slots, order, options.wait)
+        self.gate.begin_step(options.step or 0)
         self.upstreams = upstreams
-        self._playback = Playback(options, self.gate)
+        self._playback = Playback(options)
         self._passing = Passing(upstreams, writer, self.tally, calls.slots, options.token)
         self.url = ""
         self._acts = 0
@@ -137,7 +138,7 @@ class Proxy:
         return Asked(
             method=request.method,
             path=place.path,
-            query=request.rel_url.raw_query_string,
+            query=safe_query(request.rel_url.raw_query_string),
             body=body,
             raw=raw,
             keys=keys,
@@ -182,10 +183,11 @@ class Proxy:
                 return await self._play(request, asked, found)
         if not self.options.asks_upstream or not self.options.upstream:
             return await self._missed(asked, step, weights)
-        if (again := self._passing.again(asked)) is not None:
-            self.tally.calls["retried"] += 1
-            return await self._playback.send(request, Answer.of(await again), time.perf_counter())
         step = self.clock.step if asked.step is None else asked.step
+        again = await self._passing.again(asked, step, weights)
+        if again is not None:
+            self.tally.calls["retried"] += 1
+            return await self._playback.send(request, Answer.of(again), time.perf_counter())
         return await self._passing.pass_on(request, asked, stage="calls", step=step, weights=weights)
 
     async def _missed(self, asked: Asked, step: int | None, weights: str) -> web.Response:
@@ -201,18 +203,18 @@ class Proxy:
         slot, started = found.slot, time.perf_counter()
         self.tally.found(found)
         self._note_differences(asked, slot)
-        done = self.gate.arrive(slot)
-        slot.delivered = False
+        ticket = self.gate.arrive(slot)
+        slot.sending, slot.lost = slot.sending + 1, False
         try:
             answer = await self._playback.recorded(self.calls, slot)
-            response = await self._playback.send(request, answer, started, slot)
-            slot.delivered = True
-            return response
+            return await self._playback.send(request, answer, started, ticket)
         except (asyncio.CancelledError, ConnectionResetError):
+            slot.lost = True
             self.tally.calls["aborted"] += 1
             raise
         finally:
-            done()
+            slot.sending -= 1
+            ticket.done()
 
     def _note_differences(self, asked: Asked, slot: Slot) -> None:
         if asked.keys.checked == slot.checked:
