@@ -82,6 +82,9 @@ def explained() -> Iterator[Case]:
         "advantages without deviation", ADV, e.formula(ADV, e.normalised(std=False)), cause="scaled by group"
     )
     yield Case("large epsilon", ADV, e.formula(ADV, e.normalised(epsilon=0.1)), cause="scaled by group")
+    yield Case(
+        "rewards of two values doubled", REW, apart=_two_valued(1.0), edit=_two_valued(2.0), step=0, sample=0
+    )
     yield Case("advantages over the batch", ADV, e.formula(ADV, e.normalised(groups="batch")))
     yield Case("advantages whitened", REW, e.on(REW, e.whitened), cause="affine")
     yield Case("log-probs affine", NEW, e.on(NEW, e.each(lambda row: 0.9 * row - 0.2)), cause="affine")
@@ -160,6 +163,17 @@ def _with_ddof(ddof):
                 rewards.std(1, ddof=ddof, keepdims=True) + 1e-4
             )
             done["advantage"] = {"advantage": list(e.cast(found.reshape(-1), "float32"))}
+
+    return edit
+
+
+def _two_valued(size):
+    """Rewards of one size and either sign in every group: any factor is as much one per group as of all."""
+
+    def edit(run):
+        for done in run.stages:
+            signs = [size * (-1) ** (at + at // run.world.n) for at in range(run.world.samples)]
+            done["reward"] = {"reward": [np.float64(sign) for sign in signs]}
 
     return edit
 
