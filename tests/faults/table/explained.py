@@ -41,6 +41,10 @@ def explained() -> Iterator[Case]:
         yield Case(
             f"losses of {dtype} negated", LOSS, e.on(LOSS, e.scale(-1.0)), cause="sign flipped", world=world
         )
+        # Added before rounding: where little is left, a number of the dtype is finer than what it was made of.
+        yield Case(
+            f"log-probs of {dtype} plus 0.7", NEW, e.on(NEW, _added(0.7, dtype)), cause="offset", world=world
+        )
     for by, layout in ((1, RIGHT), (-1, LEFT), (1, RAGGED), (-1, Layout(uid="int", mask="completion_mask"))):
         yield Case(
             f"log-probs shifted by {by}, {layout.pad}",
@@ -165,6 +169,12 @@ def _with_ddof(ddof):
             done["advantage"] = {"advantage": list(e.cast(found.reshape(-1), "float32"))}
 
     return edit
+
+
+def _added(by, dtype):
+    """Added to what the values were before they were rounded to the dtype."""
+    half = {"float64": 2.0**-53, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    return e.each(lambda row: row * (1 + half * np.cos(1e4 * row)) + by)
 
 
 def _two_valued(size):
