@@ -41,7 +41,7 @@ def explained() -> Iterator[Case]:
         yield Case(
             f"losses of {dtype} negated", LOSS, e.on(LOSS, e.scale(-1.0)), cause="sign flipped", world=world
         )
-        # Added before rounding: where little is left, a number of the dtype is finer than what it was made of.
+        # Added before rounding: where little is left, numbers are finer than what they were made of.
         yield Case(
             f"log-probs of {dtype} plus 0.7", NEW, e.on(NEW, _added(0.7, dtype)), cause="offset", world=world
         )
@@ -88,6 +88,15 @@ def explained() -> Iterator[Case]:
     yield Case("large epsilon", ADV, e.formula(ADV, e.normalised(epsilon=0.1)), cause="scaled by group")
     yield Case(
         "rewards of two values doubled", REW, apart=_two_valued(1.0), edit=_two_valued(2.0), step=0, sample=0
+    )
+    yield Case(
+        "rewards of two values doubled in every other group",
+        REW,
+        apart=_two_valued(1.0),
+        edit=_two_valued(2.0, every=2),
+        step=0,
+        sample=0,
+        world=World(prompts=8),
     )
     yield Case("advantages over the batch", ADV, e.formula(ADV, e.normalised(groups="batch")))
     yield Case("advantages whitened", REW, e.on(REW, e.whitened), cause="affine")
@@ -177,13 +186,20 @@ def _added(by, dtype):
     return e.each(lambda row: row * (1 + half * np.cos(1e4 * row)) + by)
 
 
-def _two_valued(size):
-    """Rewards of one size and either sign in every group: any factor is as much one per group as of all."""
+def _two_valued(size, every=1):
+    """Rewards of one size and either sign: any factor is as much one per group as one of all.
+
+    Those of every so many-th group have this size, others have 1.
+    """
 
     def edit(run):
         for done in run.stages:
-            signs = [size * (-1) ** (at + at // run.world.n) for at in range(run.world.samples)]
-            done["reward"] = {"reward": [np.float64(sign) for sign in signs]}
+            groups = [at // run.world.n for at in range(run.world.samples)]
+            sizes = [size if group % every == 0 else 1.0 for group in groups]
+            rewards = [
+                one * (-1) ** (at + group) for at, (one, group) in enumerate(zip(sizes, groups, strict=True))
+            ]
+            done["reward"] = {"reward": [np.float64(one) for one in rewards]}
 
     return edit
 

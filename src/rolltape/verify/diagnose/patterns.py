@@ -386,9 +386,10 @@ def _by_part(found: Values, part: np.ndarray, parts: int) -> Fit | None:
         a, b = found.a[mine], found.b[mine]
         factors.append(float(np.dot(a, b) / np.dot(a, a)))
         predicted[mine] = factors[-1] * a
-    together = float(np.dot(found.a, found.b) / np.dot(found.a, found.a))
-    if not found.explained(predicted) or found.explained(together * found.a):
-        return None  # one factor for all, of too few numbers to be told
+    off = found.off
+    together = float(np.dot(found.a[off], found.b[off]) / np.dot(found.a[off], found.a[off]))
+    if not found.explained(predicted) or found.near(together * found.a)[off].all():
+        return None  # one factor for all of them, if there are too few numbers to tell that
     text = (
         f"each prompt's samples are scaled by a factor of their own, from {min(factors):.6g} "
         f"to {max(factors):.6g}: the deviation of a group is applied in one run alone, or in another way"
