@@ -16,6 +16,7 @@ from rolltape.serving.call import Call
 from rolltape.serving.call_writer import CallWriter
 from rolltape.serving.dialects import find
 from rolltape.serving.lookup import Lookup
+from rolltape.serving.place import locate
 from rolltape.settings import Settings
 from rolltape.storage import LocalStorage
 from rolltape.tape.opening import open_tape
@@ -51,6 +52,19 @@ def test_the_same_body_sent_to_two_endpoints_is_read_as_each_of_them_reads_it(tm
     lookup = Lookup(open(str(record(tmp_path / "tape", both))), "calls")
     for one in both:
         assert lookup.known[one.path, one.raw].answered == one.keys.answered
+
+
+@pytest.mark.parametrize(
+    ("path", "session"),
+    [
+        ("/ng-rollout/12-3/training-token-capture/v1/responses", "12-3/training-token-capture"),
+        ("/sessions/task/7:0/v1/chat/completions", "task/7:0"),
+        ("/sessions/task:0/v1/chat/completions", "task:0"),
+    ],
+)
+def test_an_identity_in_the_path_has_as_many_parts_as_it_likes(path: str, session: str) -> None:
+    place = locate(path)
+    assert (place.session, place.lost) == (session, False)
 
 
 def test_answers_that_were_read_are_in_memory_no_longer_than_the_cache_has_them(tmp_path: Path) -> None:
