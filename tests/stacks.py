@@ -25,7 +25,7 @@ FOLDERS = {
     "trl": ("trl",),
     "engines": ("engines",),
     "viewer": ("viewer",),
-    "serve": ("clients",),
+    "serve": ("serve", "clients"),
 }
 """Stack -> the folders it has beside `tests` itself, `tests/tools` and `tests/contracts`."""
 
@@ -39,6 +39,7 @@ NEEDS = {
     "trl": ("torch", "trl", "transformers", "tensorboard", "wandb", "mlflow", "trackio"),
     "engines": ("torch", "transformers", "vllm", "ray", "xllamacpp", "httpx"),
     "viewer": ("torch", "transformers", "starlette", "uvicorn", "jinja2", "textual", "playwright", "httpx"),
+    "serve": ("aiohttp", "openai"),
     "clients": (
         "aiohttp",
         "openai",

@@ -82,8 +82,8 @@ def is_finished(status: int, aborted: str) -> bool:
     return not aborted and 0 < status < 500 and status not in (408, 409, 425, 429)
 
 
-def row(call: Call) -> dict[str, Any]:
-    """What the tape keeps of a call: one value for each column."""
+def row(call: Call, *, typed: bool = True) -> dict[str, Any]:
+    """What the tape keeps of a call: one value for each column. Not ``typed``: the bytes alone."""
     asked = call.asked
     kept = kept_request(asked)
     dialect = asked.dialect.for_body(kept.parsed) if asked.dialect else None
@@ -100,7 +100,7 @@ def row(call: Call) -> dict[str, Any]:
         "request_id": asked.request_id,
         "attempt": asked.retry,
         "weights": call.weights,
-        **read_typed(dialect, kept.parsed, call.headers, call.body),
+        **(read_typed(dialect, kept.parsed, call.headers, call.body) if typed else untyped()),
         "status": call.status,
         "aborted": call.aborted,
         "request_headers": dict(asked.headers),
@@ -182,7 +182,20 @@ def read_typed(
     """What a request, as JSON, and the bytes of its answer say, as typed columns."""
     dialect = dialect.for_body(asked) if dialect else None
     request = dialect.request(asked) if dialect and isinstance(asked, dict) else None
-    answer = read_answer(dialect, headers, body)
+    return _typed_columns(request, read_answer(dialect, headers, body))
+
+
+def untyped() -> dict[str, Any]:
+    """The typed columns of a call of which nothing can be said."""
+    return _typed_columns(None, None)
+
+
+def without_typed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A row whose typed columns cannot be stored, nested without end say: the bytes are there all the same."""
+    return {**stored, **untyped()}
+
+
+def _typed_columns(request: Request | None, answer: Response | None) -> dict[str, Any]:
     choices = answer.choices if answer else []
     first = choices[0] if choices else Choice(None, None, None, None)
     prompt_ids = (request.prompt_ids if request else None) or (answer.prompt_ids if answer else None)
