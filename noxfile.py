@@ -132,15 +132,8 @@ def viewer(session: nox.Session) -> None:
 @nox.session
 def serve(session: nox.Session) -> None:
     """Frameworks and SDKs that talk to a server over HTTP, through `rolltape serve` and from its tapes."""
-    run_tests(
-        session,
-        "serve",
-        envs.find_python_or_own(MAIN_PYTHON),
-        "tests/serve",
-        "tests/clients",
-        "-W",
-        "default",
-    )
+    folders = ("tests/serve", "tests/clients")
+    run_tests(session, "serve", envs.find_python_or_own(MAIN_PYTHON), *folders, "-W", "default")
 
 
 @nox.session

@@ -73,6 +73,7 @@ NETWORK = (
     "it installs from a package index or a repository; tests/test_packaging.py builds and looks at the wheel"
 )
 SERVES = "it serves pages until it is interrupted; tests/viewer drives the same command in a browser"
+SERVE = "it serves until it is interrupted, and needs an engine; tests/serve runs the same command"
 VERL = "it needs verl, and the … are the reader's own options; tests/verl runs verl's real trainer under it"
 ENGINE = "it needs a server or a GPU with a large model; tests/engines runs the same calls on small ones"
 
@@ -93,6 +94,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ): "it copies to a bucket; `rolltape check` runs elsewhere",
     ("docs/cli.md", "rolltape run --mode record"): VERL,
     ("docs/cli.md", "rolltape run --mode replay"): VERL,
+    ("docs/cli.md", "rolltape serve"): SERVE,
     ("docs/engines-servers.md", "from rolltape.engines import SamplingParams, VLLMEngine"): ENGINE,
     (
         "docs/engines-servers.md",
@@ -107,6 +109,8 @@ NOT_RUN: dict[tuple[str, str], str] = {
         "docs/roll.md",
         "# at the top of",
     ): "it needs ROLL; tests/test_roll_schedulers.py installs into its schedulers",
+    ("docs/serve.md", "pip install"): NETWORK,
+    ("docs/serve.md", "rolltape serve"): SERVE,
     (
         "docs/slime.md",
         "rolltape run",

@@ -39,7 +39,7 @@ NEEDS = {
     "trl": ("torch", "trl", "transformers", "tensorboard", "wandb", "mlflow", "trackio"),
     "engines": ("torch", "transformers", "vllm", "ray", "xllamacpp", "httpx"),
     "viewer": ("torch", "transformers", "starlette", "uvicorn", "jinja2", "textual", "playwright", "httpx"),
-    "serve": ("aiohttp",),
+    "serve": ("aiohttp", "openai"),
     "clients": (
         "aiohttp",
         "openai",

@@ -129,6 +129,9 @@ def test_each_framework_is_tested_or_expected_to_work_or_refused(tmp_path, monke
     assert found["trl"].note == "expected to work: between releases that are tested"
     assert found["ray"].note.startswith("expected to work: newer than ")
     assert found["slime"].note.startswith("expected to work")
-    assert found["transformers"].note.startswith("refused: the oldest release that works is ")
-    assert found["transformers"].attention
-    assert not any(found[name].attention for name in ("verl", "trl", "ray", "slime"))
+    assert found["transformers"].note.startswith("not tested: the oldest release that is tested is ")
+    assert not any(found[name].attention for name in there)
+    there["verl"] = "0.5.0"
+    old = {fact.name: fact for fact in probe.versions()}["verl"]
+    assert old.note.startswith("refused: the oldest release that works is ")
+    assert old.attention == old.note

@@ -21,7 +21,7 @@ MismatchError MissingDependencyError Mode NoStepError NotATapeError OnError OnMi
 RecordError Recording Report RolltapeError Run Settings StageError StaleWeightsError StepExistsError
 StepMissingError StepSelector StorageError Summary Tape TapeClosedError TapeNotFoundError TapeReadOnlyError
 TooLateError UnknownAdapterError UnsupportedReleaseError UnsupportedValueError WeightsError __version__
-compare deterministic open register_adapter register_role
+compare deterministic open register_adapter register_role serve
 """.split()
 
 PACKAGES = {
@@ -35,12 +35,14 @@ Comparison Difference Entry Finding Gate Limits Report Verdict compare compare_t
 """,
     "rolltape.exporting": "Choice Export FORMATS STDOUT export_tape",
     "rolltape.importing": "Report UnsafeDumpError import_dumps read_dump",
+    "rolltape.serving": "Server read_options run_server secured serve",
     "rolltape.viewer": "browse export_html serve",
 }
 """What people may import from the rooms that the documentation names."""
 
 OPTIONAL = {
     "PIL",
+    "aiohttp",
     "omegaconf",
     "tensordict",
     "tokenizers",

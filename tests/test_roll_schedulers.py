@@ -270,15 +270,3 @@ def test_installing_twice_wraps_once_and_uninstalling_restores():
     roll.uninstall()
     assert module.RolloutScheduler.get_batch is inner
     assert not any(type(finder).__name__ == "ImportHook" for finder in sys.meta_path)
-
-
-def test_a_roll_without_what_is_patched_is_an_error_that_names_it(tmp_path):
-    folder = tmp_path / "roll/distributed/scheduler"
-    folder.mkdir(parents=True)
-    for package in (tmp_path / "roll", tmp_path / "roll/distributed", folder):
-        (package / "__init__.py").touch()
-    (folder / "rollout_scheduler.py").write_text("class Renamed: pass\n")
-    with standin.importable(str(tmp_path)):
-        roll.install()
-        with pytest.raises(rolltape.RolltapeError, match="RolloutScheduler"):
-            importlib.import_module("roll.distributed.scheduler.rollout_scheduler")

@@ -30,6 +30,7 @@ class RolloutSkip:
 """
 MANAGER = """
 class SkipManager:
+    step = -1
     @staticmethod
     def init(config): print("trained")
     @staticmethod
@@ -39,9 +40,24 @@ class SkipManager:
     @staticmethod
     def annotate_tq(role, phase): return lambda function: function
 """
+PPO_TRAINER = """
+class PPOTrainer:
+    def _add_batch_to_generate(self): pass
+    def _next_train_batch(self, num_prompts=None): pass
+    def _submit_batch_to_rollout(self, batch): pass
+    def _reissue_inflight_prompts(self, partition_id="train"): pass
+    def _validate(self): pass
+"""
+BUFFER = """
+class ReplayBuffer:
+    def sample(self, global_steps, partition_id, batch_size): pass
+class ReplayBufferAsync(ReplayBuffer): pass
+"""
 OLD = {"trainer/ppo/ray_trainer.py": TRAINER, "utils/rollout_skip.py": SKIP}
 NEW = {
-    "trainer/ppo/ray_trainer.py": "class RayPPOTrainer: pass\n",
+    "trainer/ppo/ray_trainer.py": "class RayPPOTrainer:\n    def _get_gen_batch(self, batch): pass\n",
+    "trainer/ppo/v1/trainer_base.py": PPO_TRAINER,
+    "trainer/ppo/v1/replay_buffer.py": BUFFER,
     "utils/skip/__init__.py": "",
     "utils/skip/skip_manager.py": MANAGER,
 }
@@ -53,10 +69,12 @@ trainer.fit()
 """
 RUN_NEW = """
 import verl, rolltape.integrations.verl.plugin
+import verl.trainer.ppo.ray_trainer, verl.trainer.ppo.v1.trainer_base, verl.trainer.ppo.v1.replay_buffer
 from verl.utils.skip.skip_manager import SkipManager
 SkipManager.init({config})
 """
 TRAINER_FILE, SKIP_FILE = "trainer/ppo/ray_trainer.py", "utils/rollout_skip.py"
+V1_FILE, BUFFER_FILE = "trainer/ppo/v1/trainer_base.py", "trainer/ppo/v1/replay_buffer.py"
 MANAGER_FILE, IMPORT = "utils/skip/skip_manager.py", "from verl.utils.rollout_skip import RolloutSkip"
 CHANGES = {
     "renamed": (OLD, TRAINER_FILE, "init_workers(self)", "start_workers(self)", "init_workers()"),
@@ -64,22 +82,35 @@ CHANGES = {
     "one more parameter": (OLD, SKIP_FILE, "rollout_wg)", "rollout_wg, clock)", "RolloutSkip(config"),
     "no skip at all": (OLD, TRAINER_FILE, IMPORT, "", "RolloutSkip"),
     "manager renamed": (NEW, MANAGER_FILE, "def set_step(step)", "def begin(step)", "set_step(step)"),
+    "no step": (NEW, MANAGER_FILE, "step = -1", "current = -1", "SkipManager.step"),
+    "V0 renamed": (
+        NEW,
+        TRAINER_FILE,
+        "_get_gen_batch(",
+        "_prompts_of(",
+        "RayPPOTrainer._get_gen_batch(batch)",
+    ),
+    "V1 renamed": (NEW, V1_FILE, "_submit_batch_to_rollout", "_submit", "_submit_batch_to_rollout(batch)"),
+    "V1 takes more": (NEW, V1_FILE, "_validate(self)", "_validate(self, split)", "PPOTrainer._validate()"),
+    "V1 has no trainer": (NEW, V1_FILE, "class PPOTrainer", "class Trainer", "PPOTrainer._next_train_batch"),
+    "buffer takes more": (NEW, BUFFER_FILE, "batch_size)", "batch_size, lane)", "ReplayBuffer.sample"),
+    "no method": (NEW, V1_FILE, "def _validate(self): pass", "_validate = 1", "PPOTrainer._validate()"),
     "manager takes more": (NEW, MANAGER_FILE, "(role, phase)", "(role, phase, lane)", "annotate_tq"),
 }
 
 
-def release(folder, files, version="0.77.0"):
+def release(folder, files, version="0.77.0", package="verl"):
     """A package of that release in a folder, with its metadata."""
     for name, text in files.items():
-        path = folder / "verl" / name
+        path = folder / package / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    for path in [folder / "verl", *(folder / "verl").rglob("*")]:
+    for path in [folder / package, *(folder / package).rglob("*")]:
         if path.is_dir():
             (path / "__init__.py").touch()
-    info = folder / f"verl-{version}.dist-info"
+    info = folder / f"{package}-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: verl\nVersion: {version}\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
     return folder
 
 
@@ -140,16 +171,43 @@ def test_an_unknown_release_with_all_that_is_needed_is_not_refused(tmp_path, fil
         assert done.stdout == "trained\nTrue verl.utils.rollout_skip\n", done.stderr
 
 
+@pytest.mark.parametrize("left", ["trainer/ppo/core.py", TRAINER_FILE, SKIP_FILE, "utils/skip/manager.py"])
+def test_a_release_without_the_modules_is_refused_where_it_trains(tmp_path, left):
+    """Nothing that could be wrapped is ever imported: the program would train without its tape."""
+    moved = {**OLD, **NEW}.get(left, "").replace(IMPORT, "")
+    folder = release(tmp_path, {left: moved, "trainer/main_ppo.py": "print('trained')\n"})
+    program = "import verl, rolltape.integrations.verl.plugin\nimport verl.trainer.main_ppo"
+    asked = python(folder, program, ROLLTAPE_DIR=str(tmp_path / "t"))
+    assert (asked.stdout, asked.returncode) == ("", 1)
+    assert "UnsupportedReleaseError: verl 0.77.0 has neither verl.utils.skip.skip_manager" in asked.stderr
+    assert python(folder, program).stdout == "trained\n"
+
+
 def test_a_trainer_that_starts_in_a_way_of_its_own_is_refused(tmp_path):
     """Where the workers are set up by a subclass, the tape would be under half of it."""
-    program = RUN_OLD.replace("trainer = RayPPOTrainer", "trainer = Apart").replace(
-        "trainer = Apart", "class Apart(RayPPOTrainer):\n    def init_workers(self): pass\ntrainer = Apart"
-    )
+    apart = "    def init_workers(self): pass\n"
     folder = release(tmp_path, OLD)
-    asked = python(folder, program.format(config={}), ROLLTAPE_DIR=str(tmp_path / "t"))
-    assert "UnsupportedReleaseError: verl 0.77.0 starts Apart in a way of its own" in asked.stderr
-    assert python(folder, program.format(config={})).stdout == "trained\n"
-    adds = program.replace("def init_workers(self): pass", "def init_workers(self): super().init_workers()")
-    assert (
-        "in a way of its own" not in python(folder, adds.format(config={}), ROLLTAPE_DIR=str(tmp_path)).stderr
-    )
+
+    def run(*body, **env):
+        kind = "class Apart(RayPPOTrainer):\n" + "".join(body)
+        program = RUN_OLD.replace("trainer = RayPPOTrainer", f"{kind}trainer = Apart").format(config={})
+        return python(folder, program, **env)
+
+    own = "    def __init__(self, config): self.config = config\n"  # as verl's asynchronous trainers do
+    for body in (apart, apart + own):
+        asked = run(body, ROLLTAPE_DIR=str(tmp_path / "t"))
+        assert "UnsupportedReleaseError: verl 0.77.0 starts Apart in a way of its own" in asked.stderr
+        assert run(body).stdout == "trained\n"
+    for call in ("super().init_workers()", "RayPPOTrainer.init_workers(self)"):
+        adds = run(f"    def init_workers(self): {call}\n", ROLLTAPE_DIR=str(tmp_path / "t"))
+        assert "in a way of its own" not in adds.stderr
+
+
+@pytest.mark.parametrize("first", ["verl", "hydra_plugins.rolltape_verl"])
+def test_a_program_of_hydra_may_import_verl_late(tmp_path, first):
+    """Hydra looks for plugins when a program starts; without entry points it is the only one to name ours."""
+    folder = release(tmp_path, OLD)
+    imports = ", ".join(dict.fromkeys([first, "verl", "hydra_plugins.rolltape_verl"]))
+    program = RUN_OLD.replace("verl, rolltape.integrations.verl.plugin", imports).format(config={})
+    look = "from rolltape.integrations.verl.wrappers import is_marked\nprint(is_marked(trainer.init_workers))"
+    assert python(folder, program + look).stdout == "trained\nTrue\n"

@@ -126,6 +126,43 @@ def test_a_shorter_row_is_a_finding_and_not_padding(against):
     assert "1 samples have another length, the first is 0 of u1" in found.first.note
 
 
+def test_the_sample_of_another_length_is_the_one_that_is_named(against):
+    other = ragged()
+    other["log_probs"][1] = other["log_probs"][1] + 1
+    other["log_probs"][3] = other["log_probs"][3][:-1]
+    found = against(ragged(), other).first
+    assert "1 samples have another length, the first is 0 of u3" in found.note
+    assert (found.first.sample, found.first.row, found.first.token) == (("u3", 0), 3, ())
+
+
+def plain(values):
+    return {"uid": [f"u{at}" for at in range(len(values))], "score": values}
+
+
+AMONG = [[0.1, None, 0.3, 0.7], [0.1, 1, 0.3, 0.7], [0.1, "none", {"a": [0.3]}, (0.7, 2)]]
+
+
+def times(value, by):
+    if isinstance(value, dict):
+        return {"a": [value["a"][0] * by]}
+    return (value[0] * by, 2) if isinstance(value, tuple) else value * by
+
+
+@pytest.mark.parametrize("values", AMONG)
+def test_floats_among_other_values_may_be_rounded(against, values):
+    near = [*values[:2], times(values[2], 1 + 1e-7), times(values[3], 1 - 1e-7)]
+    assert against(plain(values), plain(near)).verdict is Verdict.TOLERANCE
+
+
+@pytest.mark.parametrize("values", AMONG)
+@pytest.mark.parametrize("other", [False, True])
+def test_the_first_of_floats_and_other_values_that_differs_is_named(against, values, other):
+    off = [values[0], 5 if other else values[1], times(values[2], 1 + 1e-7), times(values[3], 1.1)]
+    first = against(plain(values), plain(off)).first
+    assert (first.name, first.verdict) == ("score", Verdict.DIVERGED)
+    assert (first.first.row, first.samples) == ((1, 2) if other else (3, 1))
+
+
 def test_a_wrong_mask_is_said_of_the_mask(against):
     candidate = results(mask=True)
     candidate["response_mask"][2, 1] = 0

@@ -265,6 +265,13 @@ def test_times_are_listed_apart(tmp_path):
     assert [finding.path for finding in report.findings] == ["metrics/loss"]
 
 
+@pytest.mark.parametrize(("before", "after", "clean"), [(1.0, 1, True), (3, 3.0, True), (1, 1.5, False)])
+def test_a_number_that_is_logged_without_its_point_is_the_same_number(tmp_path, before, after, clean):
+    record(tmp_path / "a", metrics=[{"score/max": before}])
+    record(tmp_path / "b", metrics=[{"score/max": after}])
+    assert rolltape.compare(tmp_path / "a", tmp_path / "b").clean == clean
+
+
 def test_the_metrics_of_every_rank_are_compared(tmp_path):
     def log(path, norms, ranks=(0, 1)):
         for rank in ranks:

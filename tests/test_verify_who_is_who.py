@@ -114,6 +114,54 @@ def test_other_prompts_under_random_uids_are_other_samples(tmp_path):
     assert "12 samples are not on the candidate's side" in found.first.note
 
 
+@pytest.mark.parametrize("uid", ["none", "random"])
+@pytest.mark.parametrize("rows", [[5], range(4, 8), range(12)], ids=["a sample", "a group", "all"])
+def test_other_prompts_of_the_same_responses_are_other_prompts_and_no_other_samples(tmp_path, uid, rows):
+    ours, theirs = batch(uid=uid, index=None), batch(uid=uid, index=None)
+    theirs["prompts"][list(rows), 2] += 500
+    found = compared(record(tmp_path / "a", [ours]), record(tmp_path / "b", [theirs]))
+    assert (found.first.name, found.first.first.row, found.first.first.token) == ("prompts", rows[0], (2,))
+    assert found.first.samples == len(rows)
+    assert [entry.name for entry in found.entries if not entry.verdict.clean] == ["prompts"]
+
+
+@pytest.mark.parametrize("uid", ["given", "none", "random"])
+def test_the_sample_that_is_lost_is_named_where_order_alone_tells_those_of_a_uid_apart(tmp_path, uid):
+    ours, theirs = batch(uid=uid, index=None), batch(uid=uid, index=None)
+    theirs = pick(theirs, [at for at in range(12) if at != 5])
+    found = compared(record(tmp_path / "a", [ours]), record(tmp_path / "b", [theirs]))
+    assert found.first.note.startswith("1 samples are not on the candidate's side")
+    assert found.first.first.row == 5
+    assert [entry.name for entry in found.entries if not entry.verdict.clean] == [""]
+
+
+@pytest.mark.parametrize("uid", ["given", "none", "random"])
+def test_a_sample_more_in_the_midst_of_a_group_moves_no_other(tmp_path, uid):
+    ours, theirs = batch(uid=uid, index=None), batch(uid=uid, index=None)
+    ours = pick(ours, [at for at in range(12) if at != 5])
+    found = compared(record(tmp_path / "a", [ours]), record(tmp_path / "b", [theirs]))
+    assert found.first.note.startswith("1 samples are not on the baseline's side")
+    assert [entry.name for entry in found.entries if not entry.verdict.clean] == [""]
+
+
+@pytest.mark.parametrize("uid", ["given", "random"])
+def test_a_stage_with_an_index_of_its_own_goes_by_that_where_the_rollout_has_none(tmp_path, uid):
+    losses = np.random.default_rng(3).normal(size=12).astype(np.float32)
+
+    def run(path, rows, wrong=None):
+        made = batch(uid=uid, index=None)
+        stage = {"uid": made["uid"], "sample_index": np.arange(12), "loss": losses.copy()}
+        if wrong is not None:
+            stage["loss"][wrong] += 1
+        return record(tmp_path / path, [pick(made, rows)], pick(stage, rows))
+
+    base = run("a", range(12))
+    other = np.random.default_rng(6).permutation(12)
+    assert compared(base, run("b", other)).verdict is Verdict.BITWISE
+    first = compared(base, run("c", other, wrong=2)).first
+    assert (first.path, first.first.row) == ("loss/loss", 2)
+
+
 @pytest.mark.parametrize("uid", ["given", "none"])
 def test_samples_of_a_prompt_in_another_order_are_the_same_samples(tmp_path, uid):
     ours = batch(uid=uid, index=None)

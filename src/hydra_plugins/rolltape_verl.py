@@ -1,6 +1,16 @@
-"""Hydra imports this before it starts a program; one of a verl without entry points gets its plugin here."""
+"""Hydra imports this before it starts a program; one of a verl without entry points gets its plugin here.
 
+A program may import verl later, inside its main function: then the plugin comes with it.
+"""
+
+import importlib
 import sys
 
+from rolltape.integrations.import_hook import ImportHook
+
+PLUGIN = "rolltape.integrations.verl.plugin"
+
 if "verl" in sys.modules:
-    import rolltape.integrations.verl.plugin  # noqa: F401
+    importlib.import_module(PLUGIN)
+else:
+    ImportHook({"verl": lambda module: importlib.import_module(PLUGIN) and None}).start()

@@ -80,6 +80,9 @@ class MyBatch: x: int
 class Money:
     def __init__(self, cents): self.cents = cents
 """,
+    'with rolltape.serve("runs/agent"': """
+from tests.interop.documented_engine import engine, run_agent
+""",
     "tape.probe(": "inside = tape.step(0); inside.__enter__()",
     'datasets.load_dataset("parquet", data_dir="OUT")': """
 import duckdb, pandas

@@ -95,6 +95,13 @@ def test_what_is_said_of_a_release(version, word):
     assert said[0] == word
 
 
+def test_only_what_is_hooked_is_refused_for_its_age():
+    """A verl of 0.6 needs a transformers and a Ray that are older than those the engines are tested with."""
+    words = {library.name: standing(library.name, "0.0.1") for library in LIBRARIES if library.tested}
+    assert {name for name, said in words.items() if said and said[0] == "refused"} == {"verl", "trl"}
+    assert standing("transformers", "4.57.1") == ("not tested", "the oldest release that is tested is 5.0.0")
+
+
 def test_a_library_that_is_not_listed_has_no_standing():
     assert standing("pandas", "1.0") is None
     assert Library("x", ()) not in LIBRARIES

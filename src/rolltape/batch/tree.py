@@ -110,10 +110,12 @@ def fields_node(value: Any, place: Callable[[Any, str], Json]) -> Json:
 class Tree:
     """How a recorded object is put together: the inverse of :func:`dismantle`, without the columns."""
 
-    __slots__ = ("_node",)
+    __slots__ = ("_node", "_wraps")
 
     def __init__(self, node: Json) -> None:
         self._node = node
+        self._wraps: dict[str, dict[str, Json]] | None = None
+        """What each column was for the caller, once somebody asks."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tree) and self._node == other._node
@@ -159,7 +161,9 @@ class Tree:
 
     def column_values(self, name: str, column: Column) -> Any:
         """One column as the caller's kind of value: a tensor, an array, a list."""
-        wrap = _find_wrap(self._node, name)
+        if self._wraps is None:
+            self._wraps = _find_wraps(self._node, {})
+        wrap = self._wraps.get(name)
         if wrap is None:
             raise CorruptFileError(f"the tree does not mention the column {name!r}")
         if isinstance(column, ObjectColumn):  # a slice of an object array is a list of its values
@@ -278,12 +282,16 @@ def _adapted(node: Json) -> Iterator[Json]:
             yield from _adapted(child)
 
 
-def _find_wrap(node: Json, name: str) -> dict[str, Json] | None:
-    if isinstance(node, dict) and node.get("$column") == name:
-        wrap: dict[str, Json] = node["wrap"]
-        return wrap
-    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    return next((found for child in children if (found := _find_wrap(child, name)) is not None), None)
+def _find_wraps(node: Json, found: dict[str, dict[str, Json]]) -> dict[str, dict[str, Json]]:
+    if isinstance(node, dict):
+        if "$column" in node:
+            found.setdefault(node["$column"], node["wrap"])
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            if isinstance(child, (dict, list)):
+                _find_wraps(child, found)
+    return found
 
 
 def _samples(leaves: Iterable[_Leaf]) -> int:

@@ -71,7 +71,7 @@ def versions() -> Iterator[Fact]:
 
 
 def _release(name: str, version: str) -> Fact:
-    """An installed release, and whether it is tested, expected to work, or refused."""
+    """An installed release, and whether it is tested, expected to work, refused or not tested."""
     known = standing(name, version)
     if known is None:
         return Fact("versions", name, version)

@@ -20,10 +20,10 @@ class ImportHook(importlib.abc.MetaPathFinder):
 
     def start(self) -> None:
         """Patch what is imported already, and the rest when it is."""
-        sys.meta_path.insert(0, self)
         for name, patch in self._patches.items():
             if name in sys.modules:
                 patch(sys.modules[name])
+        sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
         """Leave modules that are imported from now on alone."""

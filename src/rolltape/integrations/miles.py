@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from rolltape.integrations.releases import check_needs
 from rolltape.integrations.slime.rollout_function import Rollouts, load, path_of
 
 DEFAULT = "miles.rollout.inference_rollout.inference_rollout_common.InferenceRolloutFn"
@@ -31,6 +32,7 @@ class RolloutFn:
 
     def _generate(self, input: Any) -> Any:
         compatibility = importlib.import_module("miles.rollout.inference_rollout.compatibility")
+        check_needs("miles", compatibility, ("load_rollout_function", "call_rollout_function"))
         path = path_of(self._input.args, input.evaluation, DEFAULT)
         if path not in self._live:  # training and evaluation share one, as in miles
             load(path)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -24,15 +27,14 @@ class Library:
     name: str
     """As the package index has it."""
     tested: tuple[str, ...]
-    """Oldest first. Releases before the first are refused: they lack what is needed, or were not tried.
-
-    Empty for one that is not on the package index: what the hook needs of its source is tested.
-    """
+    """Oldest first. Empty for one that is not on the package index: what a hook needs of it is tested."""
+    hooked: bool = False
+    """Whether its internals are hooked: releases before the first lack what is needed, and are refused."""
 
 
 LIBRARIES = (
-    Library("verl", ("0.6.1", "0.7.1", "0.8.0", "0.9.0", "0.9.1")),
-    Library("trl", ("1.0.0", "1.4.0", "1.8.0", "1.12.0", "1.16.0")),
+    Library("verl", ("0.6.0", "0.6.1", "0.7.0", "0.7.1", "0.8.0", "0.9.0", "0.9.1"), hooked=True),
+    Library("trl", ("1.0.0", "1.4.0", "1.8.0", "1.12.0", "1.16.0"), hooked=True),
     Library("transformers", ("5.0.0", "5.19.0")),
     Library("vllm", ("0.32.0",)),
     Library("ray", ("2.60.0",)),
@@ -50,7 +52,9 @@ def standing(name: str, version: str) -> tuple[str, str] | None:
     >>> standing("verl", "0.9.1")
     ('tested', '')
     >>> standing("verl", "0.5.0")
-    ('refused', 'the oldest release that works is 0.6.1')
+    ('refused', 'the oldest release that works is 0.6.0')
+    >>> standing("transformers", "4.57.1")
+    ('not tested', 'the oldest release that is tested is 5.0.0')
     """
     library = _library(name)
     if library is None:
@@ -60,7 +64,9 @@ def standing(name: str, version: str) -> tuple[str, str] | None:
     if not library.tested:
         return "expected to work", "it has no releases; what is needed of it is checked when it starts"
     if _order(version) < _order(library.tested[0]):
-        return "refused", f"the oldest release that works is {library.tested[0]}"
+        if library.hooked:
+            return "refused", f"the oldest release that works is {library.tested[0]}"
+        return "not tested", f"the oldest release that is tested is {library.tested[0]}"
     newest = library.tested[-1]
     when = f"newer than {newest}, the newest that is tested" if _order(version) > _order(newest) else ""
     return "expected to work", when or "between releases that are tested"
@@ -72,7 +78,7 @@ def is_too_old(name: str) -> bool:
     return known is not None and known[0] == "refused"
 
 
-def check_needs(name: str, module: ModuleType, needs: Sequence[str]) -> None:
+def check_needs(name: str, module: ModuleType, needs: Sequence[str], hint: str | None = None) -> None:
     """Refuse a release that lacks what a hook needs, before anything is changed.
 
     A need is a name in the module, with the parameters that it must take:
@@ -80,18 +86,21 @@ def check_needs(name: str, module: ModuleType, needs: Sequence[str]) -> None:
     """
     missing = [need for need in needs if not has(module, need)]
     if missing:
-        raise unsupported(name, f"has no {module.__name__}.{', '.join(missing)}", module.__file__)
+        where = getattr(module, "__file__", None)
+        raise unsupported(name, f"has no {module.__name__}.{', '.join(missing)}", where, hint)
 
 
-def unsupported(name: str, why: str, where: object = None) -> UnsupportedReleaseError:
-    """The error for a release whose internals are not known."""
+def unsupported(
+    name: str, why: str, where: object = None, hint: str | None = None
+) -> UnsupportedReleaseError:
+    """The error for a release whose internals are not known; ``hint`` is for one that has no releases."""
     library = _library(name)
     tested = ", ".join(library.tested) if library else ""
     return UnsupportedReleaseError(
         f"{name} {installed(name)} {why}, which Rolltape needs: nothing was changed, nothing is on tape",
         where=where,
         causes=[f"this release of {name} is older or newer than those that this Rolltape knows"],
-        hint=f"install a release that is tested: {tested}" if tested else "upgrade Rolltape",
+        hint=f"install a release that is tested: {tested}" if tested else hint or "upgrade Rolltape",
     )
 
 
@@ -119,10 +128,30 @@ def has(owner: Any, need: str) -> bool:
     return "(" not in need or _takes(found, [name for name in parameters.split(", ") if name])
 
 
+def has_module(name: str) -> bool:
+    """Whether a module of that full name can be imported; neither it nor a package that holds it is.
+
+    >>> has_module("email.mime.text"), has_module("email.mime.gone"), has_module("gone.mime")
+    (True, False, False)
+    """
+    parts = name.split(".")
+    package = sys.modules.get(parts[0]) or find_spec(parts[0])
+    places: Any = getattr(package, "__path__", None) or getattr(package, "submodule_search_locations", None)
+    for depth in range(2, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), places) if places else None
+        if spec is None:
+            return False
+        places = spec.submodule_search_locations
+    return package is not None
+
+
 def _takes(function: Any, wanted: list[str]) -> bool:
     """Whether a function takes these parameters and needs no other."""
     kinds = inspect.Parameter
-    parameters = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
+    try:
+        parameters = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
+    except (TypeError, ValueError):  # not something that can be called
+        return False
     loose = any(one.kind is kinds.VAR_KEYWORD for one in parameters)
     named = [one for one in parameters if one.kind not in (kinds.VAR_KEYWORD, kinds.VAR_POSITIONAL)]
     known = {one.name for one in named}

@@ -58,6 +58,8 @@ class Report:
     """Files with values of classes that this process does not know: their checksums are right."""
     anonymous: int = 0
     """Older recordings, which do not say of which tape they are: only their place is checked."""
+    leftovers: list[str] = field(default_factory=list)
+    """Files that a killed process left half-written beside the recordings. No reader ever sees them."""
     in_progress: int = 0
     """Files that another process is writing now."""
 
@@ -77,8 +79,7 @@ def inspect(storage: LocalStorage, tick: Tick = lambda stat: None) -> Report:
         report.findings += _look_at(storage, stat, names, report)
         tick(stat)
     report.findings += missing_recordings(storage, names)
-    stale, report.in_progress = stale_files(storage)
-    report.findings += [Finding("leftover", name, "half-written by a process that is gone") for name in stale]
+    report.leftovers, report.in_progress = stale_files(storage)
     return report
 
 

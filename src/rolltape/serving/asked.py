@@ -15,6 +15,7 @@ from typing import Any
 
 from rolltape.serving.dialects import Dialect, Request, find
 from rolltape.serving.place import Place
+from rolltape.serving.secrets import digest_of, is_secret, without_secrets
 
 SESSIONS = ("x-session-id", "x-rolltape-session", "x-correlation-id", "x-trajectory-id", "x-rollout-id")
 """Headers that say who asks; the first that is there counts."""
@@ -27,6 +28,8 @@ WEIGHTS = "x-rolltape-weights"
 MOST_PREFIXES = 256
 TOKENS_EACH, LETTERS_EACH = 16, 64
 """How much of a prompt lies between two of its digests."""
+
+LONGEST_NAME = 500
 
 
 class BadBody(ValueError):
@@ -57,6 +60,7 @@ class Asked:
     path: str
     """Of the API: without what the client put in front of it."""
     query: str
+    """Without secrets."""
     body: bytes
     raw: bytes
     """A digest of the body as it came."""
@@ -104,11 +108,16 @@ def session_of(place: Place, headers: Mapping[str, str], body: Any, naming: Nami
         return place.session, "path"
     for name in (*naming.headers, *SESSIONS):
         if headers.get(name):
-            return _text(headers[name]), f"header {name}"
+            return _named(name, headers[name]), f"header {name}"
     for name in naming.fields:
         if isinstance(body, Mapping) and isinstance(body.get(name), (str, int)):
-            return _text(str(body[name])), f"body {name}"
+            return _named(name, str(body[name])), f"body {name}"
     return None, ""
+
+
+def _named(name: str, value: str) -> str:
+    """Who asks, in words that may be written down: a key can tell clients apart."""
+    return digest_of(value) if is_secret(name) else _text(value)
 
 
 def request_id_of(headers: Mapping[str, str], body: Any) -> str | None:
@@ -120,8 +129,9 @@ def request_id_of(headers: Mapping[str, str], body: Any) -> str | None:
 
 
 def _text(name: str) -> str:
-    """A name that can be written anywhere: headers may hold bytes that are no text."""
-    return name.encode("utf-8", "backslashreplace").decode()[:500]
+    """A name that can be written anywhere: headers may hold bytes that are no text, and thousands of them."""
+    found = name.encode("utf-8", "backslashreplace").decode()
+    return found if len(found) <= LONGEST_NAME else f"{found[:LONGEST_NAME]}… {digest_of(found)}"
 
 
 def raw_digest(body: bytes) -> bytes:
@@ -143,6 +153,7 @@ def keys_of(method: str, path: str, body: Any, naming: Naming) -> Keys:
     """The digests of a parsed body."""
     dialect = find(method, path)
     left_out = _left_out(dialect, naming)
+    body = without_secrets(body, dialect.reads if dialect else ())  # keys change, and nothing with them
     counted = (
         {name: value for name, value in body.items() if name not in left_out}
         if isinstance(body, Mapping)

@@ -10,13 +10,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rolltape.serving.asked import Asked, BadBody, parse_body
+from rolltape.serving.asked import Asked, BadBody, parse_body, raw_digest
 from rolltape.serving.dialects import Choice, Dialect, Request, Response
-from rolltape.serving.secrets import safe_query, without_secrets
+from rolltape.serving.secrets import may_hold_secrets, safe_query, without_secrets
 
 LONGEST_DATA = 1024
 """Pictures and the like inside of messages are named by a digest in the typed columns; the body has them."""
@@ -82,28 +82,29 @@ def is_finished(status: int, aborted: str) -> bool:
     return not aborted and 0 < status < 500 and status not in (408, 409, 425, 429)
 
 
-def row(call: Call) -> dict[str, Any]:
-    """What the tape keeps of a call: one value for each column."""
+def row(call: Call, *, typed: bool = True) -> dict[str, Any]:
+    """What the tape keeps of a call: one value for each column. Not ``typed``: the bytes alone."""
     asked = call.asked
-    typed = read_typed(asked.dialect, asked.body, call.headers, call.body)
+    kept = kept_request(asked)
+    dialect = asked.dialect.for_body(kept.parsed) if asked.dialect else None
     return {
         "uid": call.uid,
         "index": call.turn,
-        "endpoint": asked.dialect.name if asked.dialect else "",
+        "endpoint": dialect.name if dialect else "",
         "method": asked.method,
         "path": asked.path,
-        "query": safe_query(asked.query),
+        "query": asked.query,
         "session": asked.session,
         "session_from": asked.session_from,
         "turn": call.turn,
         "request_id": asked.request_id,
         "attempt": asked.retry,
         "weights": call.weights,
-        **typed,
+        **(read_typed(dialect, kept.parsed, call.headers, call.body) if typed else untyped()),
         "status": call.status,
         "aborted": call.aborted,
         "request_headers": dict(asked.headers),
-        "request_body": _stored_body(asked.body),
+        "request_body": kept.body,
         "response_headers": dict(call.headers),
         "response_body": call.body,
         "chunk_sizes": np.array([len(chunk) for chunk in call.chunks], np.int64),
@@ -113,7 +114,7 @@ def row(call: Call) -> dict[str, Any]:
         "arrived_at": call.arrived_at,
         "latency_seconds": call.latency,
         "first_byte_seconds": call.seconds[0] if call.seconds else call.latency,
-        "raw_digest": asked.raw,
+        "raw_digest": asked.raw if kept.body is asked.body else raw_digest(kept.body),
         "body_digest": asked.keys.body,
         "prefix_digests": np.array(asked.keys.prefixes, np.int64),
         "answered": asked.keys.answered,
@@ -140,15 +141,61 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
+class KeptRequest(NamedTuple):
+    """A body as the tape has it."""
+
+    body: bytes
+    parsed: Any
+    """The same as JSON; None where it is none."""
+
+
+def kept_request(asked: Asked) -> KeptRequest:
+    """The body as it came, unless a field of it is a secret."""
+    try:
+        parsed = parse_body(asked.body) if asked.body else None
+    except BadBody:
+        form = "x-www-form-urlencoded" in asked.headers.get("content-type", "")
+        return KeptRequest(
+            safe_query(asked.body.decode("latin-1")).encode("latin-1") if form else asked.body, None
+        )
+    if not may_hold_secrets(asked.body):
+        return KeptRequest(asked.body, parsed)
+    safe = without_secrets(parsed, asked.dialect.reads if asked.dialect else ())
+    return KeptRequest(asked.body if safe is parsed else json.dumps(safe).encode(), safe)
+
+
+def read_answer(dialect: Dialect | None, headers: Mapping[str, str], body: bytes) -> Response | None:
+    """The answer of a model as typed values; None where it is none of them."""
+    if dialect is None or not body:
+        return None
+    if "event-stream" in headers.get("content-type", ""):
+        return dialect.streamed(body)
+    try:
+        return dialect.response(parse_body(body))
+    except BadBody:
+        return None
+
+
 def read_typed(
-    dialect: Dialect | None, request_body: bytes, headers: Mapping[str, str], body: bytes
+    dialect: Dialect | None, asked: Any, headers: Mapping[str, str], body: bytes
 ) -> dict[str, Any]:
-    """What request and answer say, as typed columns."""
-    parsed = _parsed(request_body)
-    if dialect is not None:
-        dialect = dialect.for_body(parsed)
-    request = dialect.request(parsed) if dialect and isinstance(parsed, dict) else None
-    answer = _read_answer(dialect, headers, body) if dialect else None
+    """What a request, as JSON, and the bytes of its answer say, as typed columns."""
+    dialect = dialect.for_body(asked) if dialect else None
+    request = dialect.request(asked) if dialect and isinstance(asked, dict) else None
+    return _typed_columns(request, read_answer(dialect, headers, body))
+
+
+def untyped() -> dict[str, Any]:
+    """The typed columns of a call of which nothing can be said."""
+    return _typed_columns(None, None)
+
+
+def without_typed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A row whose typed columns cannot be stored, nested without end say: the bytes are there all the same."""
+    return {**stored, **untyped()}
+
+
+def _typed_columns(request: Request | None, answer: Response | None) -> dict[str, Any]:
     choices = answer.choices if answer else []
     first = choices[0] if choices else Choice(None, None, None, None)
     prompt_ids = (request.prompt_ids if request else None) or (answer.prompt_ids if answer else None)
@@ -167,22 +214,6 @@ def read_typed(
         "usage": answer.usage if answer else None,
         "stream": bool(request and request.stream),
     }
-
-
-def _read_answer(dialect: Dialect, headers: Mapping[str, str], body: bytes) -> Response | None:
-    if not body:
-        return None
-    if "event-stream" in headers.get("content-type", ""):
-        return dialect.streamed(body)
-    parsed = _parsed(body)
-    return None if parsed is None else dialect.response(parsed)
-
-
-def _parsed(body: bytes) -> Any:
-    try:
-        return parse_body(body) if body else None
-    except BadBody:
-        return None
 
 
 def _prompt(request: Request) -> Any:
@@ -213,20 +244,6 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 def _floats(numbers: Sequence[float | None] | None) -> np.ndarray:
     return np.array([np.nan if number is None else number for number in numbers or []], np.float64)
-
-
-def _stored_body(body: bytes) -> bytes:
-    """The body as it came, unless a field of it is a secret."""
-    if not any(
-        word in body for word in (b"key", b"oken", b"ecret", b"assword", b"uth", b"ookie", b"redential")
-    ):
-        return body
-    try:
-        parsed = parse_body(body)
-    except BadBody:
-        return body
-    safe = without_secrets(parsed) if isinstance(parsed, dict) else None
-    return body if safe is None else json.dumps(safe, ensure_ascii=False).encode()
 
 
 def _without_data(value: Any) -> Any:

@@ -19,9 +19,9 @@ from typing import Any
 from rolltape.batch import dismantle
 from rolltape.codec.file import encode
 from rolltape.codec.pack import pack
-from rolltape.errors import StepExistsError
+from rolltape.errors import RolltapeError, StepExistsError
 from rolltape.key import Key
-from rolltape.serving.call import CIRCUMSTANCES, Call, columns, row
+from rolltape.serving.call import CIRCUMSTANCES, Call, columns, row, without_typed
 from rolltape.storage import Storage
 from rolltape.tape.manifest import Manifest
 
@@ -134,7 +134,7 @@ class CallWriter:
         for call in calls:
             place = call.stage, call.step
             segment = self._open.setdefault(place, _Segment())
-            segment.rows.append(row(call))
+            segment.rows.append(_row(call))
             segment.nbytes += call.nbytes
             segment.seconds += call.latency
             touched[place] = segment
@@ -151,7 +151,7 @@ class CallWriter:
         self.written += len(calls)
 
     def _publish(self, place: tuple[str, int], segment: _Segment) -> None:
-        packed = pack(dismantle(columns(segment.rows)))
+        packed = _packed(segment.rows)
         if segment.key is not None:
             self._put(packed, segment.key, segment, replace=True)
             return
@@ -179,3 +179,25 @@ class CallWriter:
             "tape": self._manifest.id,
         }  # fmt: skip
         self._storage.publish(key.path, encode(packed, **about), replace=replace)
+
+
+def _row(call: Call) -> Mapping[str, Any]:
+    try:
+        return row(call)
+    except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
+        log.warning("only the bytes of a call are recorded: %s: %s", type(error).__name__, error)
+        return row(call, typed=False)
+
+
+def _packed(rows: list[Mapping[str, Any]]) -> Any:
+    """The rows as they go into a file. What one request says must not cost the others their place."""
+    try:
+        return pack(dismantle(columns(rows)))
+    except (RolltapeError, ValueError, TypeError, RecursionError):
+        for at, one in enumerate(rows):
+            try:
+                pack(dismantle(columns([one])))
+            except (RolltapeError, ValueError, TypeError, RecursionError) as error:
+                log.warning("only the bytes of a call are recorded: %s", str(error)[:200])
+                rows[at] = without_typed(one)
+        return pack(dismantle(columns(rows)))

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rolltape.choices import NamedOption
@@ -23,6 +23,10 @@ log = logging.getLogger("rolltape")
 QUIET = 0.5
 """Seconds without an arrival after which those who could still come are taken not to."""
 
+HAND_OVER = 0.002
+"""Seconds between two answers that were both held back: one client that waits for both looks at its
+connections in an order of its own, unless it has taken the first before the second comes."""
+
 
 class Order(NamedOption):
     """The order in which answers are released."""
@@ -32,10 +36,21 @@ class Order(NamedOption):
     NONE = "none"
 
 
-@dataclass(slots=True)
-class _Waiter:
-    slot: Slot
-    released: asyncio.Event
+class Ticket:
+    """One request on its way through the gate. A recording has several where it was asked for again."""
+
+    def __init__(self, gate: Gate, slot: Slot) -> None:
+        self._gate = gate
+        self.slot = slot
+        self.released = asyncio.Event()
+
+    async def turn(self) -> None:
+        """Wait until the answer may be completed."""
+        await self._gate.turn(self)
+
+    def done(self) -> None:
+        """The answer has gone out, or never will."""
+        self._gate.leave(self)
 
 
 class Gate:
@@ -49,26 +64,31 @@ class Gate:
         self._clock = clock
         ordered = sorted(
             (slot for slot in slots if slot.completion >= 0 and not slot.aborted),
-            key=lambda slot: (slot.step, slot.completion),
+            key=lambda slot: slot.completion,  # steps may overlap: the next one begins before this one ends
         )
         self._queue = ordered if order is Order.RECORDED else []
         self._position = {id(slot): at for at, slot in enumerate(self._queue)}
+        self._steps: dict[int, list[int]] = {}
+        """Step -> its places in the queue, as long as somebody may ask for it."""
+        for at, slot in enumerate(self._queue):
+            self._steps.setdefault(slot.step, []).append(at)
         self._done = bytearray(len(self._queue))
         self._head = 0
         self._peak = _peak(self._queue)
-        self._waiters: dict[int, _Waiter] = {}
+        self._inside: Counter[int] = Counter()
+        """Place in the queue -> how many requests for it are on their way."""
+        self._waiters: dict[int, list[Ticket]] = {}
         self._moved = self._arrived = clock()
         self._timer: asyncio.TimerHandle | None = None
-        self._last: asyncio.Event | None = None
-        """With order ``arrival``: set when the answer before has gone out."""
-        self._turns: dict[int, asyncio.Event | None] = {}
+        self._line: dict[Ticket, None] = {}
+        """With order ``arrival``: who has come and not gone."""
         self.let_go = 0
         """Recorded calls that were not waited for any longer."""
 
     @property
     def waiting(self) -> int:
         """How many answers are held back."""
-        return len(self._waiters)
+        return sum(map(len, self._waiters.values()))
 
     def waits_for(self, most: int = 5) -> list[Slot]:
         """The recorded calls that others wait for and nobody has asked for yet."""
@@ -92,60 +112,69 @@ class Gate:
             "order": str(self.order), "waiting": self.waiting, "let_go": self.let_go, "waits_for": waits,
         }  # fmt: skip
 
-    def arrive(self, slot: Slot) -> Callable[[], object]:
-        """Note that somebody asks for a recording.
-
-        Call the result when its answer has gone out, or never will.
-        """
+    def arrive(self, slot: Slot) -> Ticket:
+        """Note that somebody asks for a recording."""
         self._arrived = self._clock()
-        if self.order is Order.ARRIVAL:
-            before, mine = self._last, asyncio.Event()
-            self._last = mine
-            self._turns[id(slot)] = before
-            return mine.set
-        return lambda: self._finish(slot)
+        ticket = Ticket(self, slot)
+        if self.order is Order.ARRIVAL and not slot.aborted:
+            self._line[ticket] = None
+        elif (at := self._position.get(id(slot))) is not None:
+            self._inside[at] += 1
+        return ticket
 
-    async def turn(self, slot: Slot) -> None:
+    async def turn(self, ticket: Ticket) -> None:
         """Wait until the answer may be completed."""
-        if self.order is Order.ARRIVAL:
-            before = self._turns.pop(id(slot), None)
-            if before is not None:
-                await before.wait()
+        if ticket in self._line:
+            if next(iter(self._line)) is not ticket:
+                await ticket.released.wait()
             return
-        at = self._position.get(id(slot))
+        at = self._position.get(id(ticket.slot))
         if at is None or at <= self._head or self._done[at]:
             return
-        waiter = self._waiters[at] = _Waiter(slot, asyncio.Event())
+        waiters = self._waiters.setdefault(at, [])
+        waiters.append(ticket)
         self._watch()
         try:
-            await waiter.released.wait()
+            await ticket.released.wait()
         finally:
-            self._waiters.pop(at, None)
+            waiters.remove(ticket)
+            if not waiters:
+                self._waiters.pop(at, None)
+
+    def leave(self, ticket: Ticket) -> None:
+        """An answer has gone out, or never will."""
+        if ticket in self._line:
+            del self._line[ticket]
+            if self._line:
+                next(iter(self._line)).released.set()
+        at = self._position.get(id(ticket.slot))
+        if at is None:
+            return
+        self._inside[at] -= 1
+        if not self._inside[at]:
+            del self._inside[at]
+            self._done[at] = 1
+            self._advance(HAND_OVER if ticket.released.is_set() else 0.0)
 
     def begin_step(self, step: int) -> None:
         """Nobody asks for earlier steps any more."""
-        while self._head < len(self._queue) and self._queue[self._head].step < step:
-            if not self._queue[self._head].given:
-                self._done[self._head] = 1
-            elif not self._done[self._head]:
-                break
-            self._head += 1
+        for earlier in [earlier for earlier in self._steps if earlier < step]:
+            for at in self._steps.pop(earlier):
+                if not self._queue[at].given:
+                    self._done[at] = 1
         self._advance()
 
-    def _finish(self, slot: Slot) -> None:
-        at = self._position.get(id(slot))
-        if at is not None and not self._done[at]:
-            self._done[at] = 1
-            self._advance()
-
-    def _advance(self) -> None:
+    def _advance(self, pause: float = 0.0) -> None:
         before = self._head
         while self._head < len(self._queue) and self._done[self._head]:
             self._head += 1
         if self._head != before:
             self._moved = self._clock()
-        if (waiter := self._waiters.get(self._head)) is not None:
-            waiter.released.set()
+        for ticket in self._waiters.get(self._head, ()):
+            if pause:
+                asyncio.get_running_loop().call_later(pause, ticket.released.set)
+            else:
+                ticket.released.set()
 
     def _watch(self) -> None:
         if self._timer is None:
@@ -165,7 +194,7 @@ class Gate:
         if self._queue[self._head].given:
             return False  # it is on its way
         now = self._clock()
-        nobody_else = len(self._waiters) >= self._peak and now - self._arrived >= QUIET
+        nobody_else = self.waiting >= self._peak and now - self._arrived >= QUIET
         return nobody_else or now - max(self._moved, self._arrived) >= self._wait
 
     def _let_go(self) -> None:

@@ -45,7 +45,7 @@ def failure(status: int, dialect: Dialect | None, message: str, miss: Miss | Non
     return response
 
 
-def break_off(request: web.Request) -> None:
+def break_off(request: web.BaseRequest) -> None:
     """End a connection in the middle of an answer, so that nobody takes it for a whole one."""
     if request.transport is not None:
         request.transport.abort()

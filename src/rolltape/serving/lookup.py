@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,8 +60,10 @@ class Slot:
     body: bytes
     checked: str = ""
     given: bool = False
-    delivered: bool = True
-    """Whether what was given reached the client in full."""
+    sending: int = 0
+    """How many requests are being answered by it right now."""
+    lost: bool = False
+    """Whether it was given to a client that was gone before it had all of it."""
 
     @property
     def is_finished(self) -> bool:
@@ -139,49 +142,55 @@ class Lookup:
         self._naming = naming
         self._recordings: list[Recording] = []
         self.slots: list[Slot] = []
-        self.known: dict[bytes, Keys] = {}
-        """Digest of a body as it came -> its other digests, so that it need not be parsed again."""
+        self.known: dict[tuple[str, bytes], Keys] = {}
+        """Path, and digest of a body as it came -> its other digests, so that it need not be parsed again."""
         self._by_session: dict[tuple[str, str, bytes], _Group] = {}
         self._by_content: dict[tuple[str, bytes], _Group] = {}
-        self._by_request: dict[tuple[str, bytes], Slot] = {}
+        self._by_request: dict[tuple[str, str, bytes], _Group] = {}
         self.sessions: dict[str, list[Slot]] = {}
         self._renamed: dict[str, str] = {}
         """Session of this run -> the recorded one that it was found to be."""
         self._claimed: set[str] = set()
         """Recorded sessions that somebody of this run is."""
-        self._answered: OrderedDict[tuple[str, bytes], Slot] = OrderedDict()
-        """Request ids of this run that were answered."""
+        self._answered: OrderedDict[tuple[str, bytes, int | None, str], Slot] = OrderedDict()
+        """Requests of this run that were answered: by id, body, step and weights."""
         self._cache: OrderedDict[int, list[Answer]] = OrderedDict()
         self._cached = 0
         self._memory = memory
         self._rules_of: dict[str, str] = {}
+        self._shared: dict[str | None, Any] = {}
+        """Texts that many calls have in common, each once."""
         for recording in run.recordings(stage, split):
             self._add(recording)
-        self.slots.sort(key=lambda slot: (slot.step, slot.arrival))
+        self.slots.sort(key=attrgetter("step", "arrival"))
         for slot in self.slots:
             if slot.is_finished or not only_finished:
                 self._index(slot)
 
     def _add(self, recording: Recording) -> None:
-        at = len(self._recordings)
+        at, step = len(self._recordings), recording.key.step
         self._recordings.append(recording)
-        read = _values(recording, _KEYS)
-        interned: dict[Any, Any] = {}
-        for row in range(len(read["arrival"])):
-            one = {name: values[row] for name, values in read.items()}
-            keys = Keys(one["body_digest"], (), one["answered"], one["checked"], one["rules"])
-            if keys.rules != self._rules(one["method"], one["path"]):
-                keys = self._digested_anew(recording, row, one)
-            target = target_of(one["method"], one["path"], one["query"])
+        share = self._shared.setdefault
+        bodies: list[bytes] = []
+        rows = zip(*_values(recording, _KEYS), strict=True)
+        for row, (session, request_id, attempt, weights, method, path, query, status, aborted, arrival,
+                  completion, raw, body, answered, turn, checked, rules) in enumerate(rows):  # fmt: skip
+            path = share(path, path)
+            keys = self.known.get((path, raw))
+            if keys is None:
+                keys = Keys(body, (), answered, share(checked, checked), share(rules, rules))
+                if rules != self._rules(method, path):
+                    bodies = bodies or _values(recording, ["request_body"])[0]
+                    keys = self._digested_anew(bodies[row], method, path, raw)
+                self.known[path, raw] = keys
+            target = target_of(method, path, query)
             self.slots.append(
                 Slot(
-                    at, row, recording.key.step, interned.setdefault(one["session"], one["session"]),
-                    one["request_id"], one["attempt"], interned.setdefault(one["weights"], one["weights"]),
-                    interned.setdefault(target, target), one["status"], one["aborted"], one["arrival"],
-                    one["completion"], one["turn"], keys.body, keys.checked,
+                    at, row, step, share(session, session), request_id, attempt, share(weights, weights),
+                    share(target, target), status, share(aborted, aborted), arrival, completion, turn,
+                    keys.body, keys.checked,
                 )
             )  # fmt: skip
-            self.known[one["raw_digest"]] = keys
 
     def _rules(self, method: str, path: str) -> str:
         known = self._rules_of.get(path)
@@ -189,13 +198,12 @@ class Lookup:
             known = self._rules_of[path] = rules_of(find(method, path), self._naming)
         return known
 
-    def _digested_anew(self, recording: Recording, row: int, one: Mapping[str, Any]) -> Keys:
+    def _digested_anew(self, body: bytes, method: str, path: str, raw: bytes) -> Keys:
         """The digests of a body that was recorded under other rules of what counts."""
         try:
-            body = parse_body(_request_body(recording, row))
+            return keys_of(method, path, parse_body(body), self._naming)
         except BadBody:
-            return Keys(one["raw_digest"], rules=self._rules(one["method"], one["path"]))
-        return keys_of(one["method"], one["path"], body, self._naming)
+            return Keys(raw, rules=self._rules(method, path))
 
     def _index(self, slot: Slot) -> None:
         self._by_content.setdefault((slot.target, slot.body), _Group()).slots.append(slot)
@@ -203,13 +211,14 @@ class Lookup:
             self._by_session.setdefault((slot.session, slot.target, slot.body), _Group()).slots.append(slot)
             self.sessions.setdefault(slot.session, []).append(slot)
         if slot.request_id is not None:
-            self._by_request.setdefault((slot.request_id, slot.body), slot)
+            name = slot.request_id, slot.target, slot.body
+            self._by_request.setdefault(name, _Group()).slots.append(slot)
 
     # -- finding -----------------------------------------------------------------------------------
 
     def find(self, asked: Asked, step: int | None, weights: str) -> Found | None:
         """The recording that answers; it is given out from now on. None: there is none, or none is left."""
-        if (again := self._again(asked)) is not None:
+        if (again := self._again(asked, step, weights)) is not None:
             return again
         found = self._choose(asked, step, weights)
         if found is None:
@@ -220,15 +229,15 @@ class Lookup:
         for group in self._groups(asked, slot):
             group.last = slot
         if asked.request_id is not None:
-            self._answered[asked.request_id, asked.keys.body] = slot
+            self._answered[asked.request_id, asked.keys.body, step, weights] = slot
             if len(self._answered) > 100_000:
                 self._answered.popitem(last=False)
         return found
 
-    def _again(self, asked: Asked) -> Found | None:
+    def _again(self, asked: Asked, step: int | None, weights: str) -> Found | None:
         """The answer that a request had before, where it says that it was sent before."""
         if asked.request_id is not None:
-            slot = self._answered.get((asked.request_id, asked.keys.body))
+            slot = self._answered.get((asked.request_id, asked.keys.body, step, weights))
             if slot is not None and not (asked.retry and self._attempt(asked)):
                 return Found(slot, IDENTITY, again=True)
         if not asked.retry:
@@ -236,7 +245,11 @@ class Lookup:
         group = self._group(asked)
         if group is None or self._attempt(asked) is not None:
             return None
-        lost = next((slot for slot in reversed(group.slots) if slot.given and not slot.delivered), group.last)
+        lost = (
+            next((slot for slot in group.slots if slot.lost), None)
+            or next((slot for slot in group.slots if slot.sending), None)
+            or group.last
+        )
         return (
             None if lost is None else Found(lost, CONTENT if asked.session is None else IDENTITY, again=True)
         )
@@ -268,8 +281,8 @@ class Lookup:
             return step in (None, slot.step) and slot.weights == weights
 
         if asked.request_id is not None:
-            slot = self._by_request.get((asked.request_id, body))
-            if slot is not None and not slot.given and slot.target == target and fits(slot):
+            named = self._by_request.get((asked.request_id, target, body))
+            if named is not None and (slot := next(filter(fits, named.free()), None)):
                 return Found(slot, IDENTITY)
         if asked.session is not None:
             own = self._by_session.get((asked.session, target, body))
@@ -325,23 +338,11 @@ class Lookup:
 
     def load(self, file: int) -> list[Answer]:
         """The answers of one file; reads it. May be called on another thread."""
-        read = _values(self._recordings[file], _ANSWER)
-        answers = []
-        for row in range(len(read["status"])):
-            one = {name: values[row] for name, values in read.items()}
-            sizes = np.cumsum(one["chunk_sizes"])
-            body = memoryview(one["response_body"])
-            chunks = [
-                bytes(body[end - size : end]) for end, size in zip(sizes, one["chunk_sizes"], strict=True)
-            ]
-            seconds = [float(number) for number in one["chunk_seconds"]]
-            answers.append(
-                Answer(
-                    one["status"], one["response_headers"] or {}, chunks, seconds,
-                    one["latency_seconds"], one["aborted"],
-                )
-            )  # fmt: skip
-        return answers
+        rows = zip(*_values(self._recordings[file], _ANSWER), strict=True)
+        return [
+            Answer(status, headers or {}, _pieces(body, sizes.tolist()), seconds.tolist(), latency, aborted)
+            for status, headers, body, sizes, seconds, latency, aborted in rows
+        ]
 
     def keep(self, file: int, answers: list[Answer]) -> None:
         """Keep answers in memory; those that were not asked for longest make room."""
@@ -355,16 +356,15 @@ class Lookup:
 
     def request_body(self, slot: Slot) -> bytes:
         """What a recorded call asked."""
-        return _request_body(self._recordings[slot.file], slot.row)
+        only = slice(slot.row, slot.row + 1)
+        return bytes(self._recordings[slot.file].again().batch(["request_body"], only)["request_body"][0])
 
     def prefixes(self) -> Iterator[tuple[Slot, np.ndarray]]:
         """The digests of what each recorded call was given, beginning by beginning."""
         by_file: dict[int, Any] = {}
         for slot in self.slots:
             if slot.file not in by_file:
-                by_file[slot.file] = _values(self._recordings[slot.file], ["prefix_digests"])[
-                    "prefix_digests"
-                ]
+                [by_file[slot.file]] = _values(self._recordings[slot.file], ["prefix_digests"])
             yield slot, by_file[slot.file][slot.row]
 
 
@@ -373,10 +373,14 @@ def target_of(method: str, path: str, query: str) -> str:
     return f"{method} {path.rstrip('/')}" + (f"?{query}" if query else "")
 
 
-def _request_body(recording: Recording, row: int) -> bytes:
-    return bytes(recording.batch(["request_body"], slice(row, row + 1)).columns["request_body"][0])
+def _pieces(body: bytes, sizes: list[int]) -> list[bytes]:
+    if len(sizes) == 1:
+        return [body]
+    ends = list(accumulate(sizes))
+    return [body[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
-def _values(recording: Recording, names: list[str]) -> dict[str, Any]:
-    found = recording.batch(names)
-    return {name: found.columns[name] for name in names}
+def _values(recording: Recording, names: list[str]) -> list[Any]:
+    """Columns, read anew: a recording that is kept keeps what was read of it."""
+    found = recording.again().batch(names)
+    return [found.columns[name] for name in names]

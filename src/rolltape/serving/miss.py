@@ -10,6 +10,7 @@ from rolltape.reader.visible import visible
 from rolltape.serving.asked import Asked, BadBody, Naming, keys_of, parse_body, pieces_of
 from rolltape.serving.dialects import Dialect, Request
 from rolltape.serving.lookup import Lookup, Slot
+from rolltape.serving.secrets import without_secrets
 
 AROUND = 40
 """Letters shown on each side of a difference."""
@@ -96,7 +97,9 @@ def _nearest(lookup: Lookup, asked: Asked, naming: Naming) -> Slot | None:
 def _compared(lookup: Lookup, slot: Slot, asked: Asked) -> Miss:
     nearest = _where(slot)
     try:
-        mine, theirs = parse_body(asked.body), parse_body(lookup.request_body(slot))
+        data = asked.dialect.reads if asked.dialect else ()
+        mine = without_secrets(parse_body(asked.body), data)
+        theirs = parse_body(lookup.request_body(slot))
     except BadBody as error:
         return Miss(str(error), "unknown", nearest)
     if not isinstance(mine, dict) or not isinstance(theirs, dict) or asked.dialect is None:

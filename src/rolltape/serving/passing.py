@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from urllib.parse import unquote_plus
 
 import aiohttp
 from aiohttp import web
@@ -23,6 +24,9 @@ log = logging.getLogger("rolltape")
 
 KEEP_RECENT = 64 * 1024 * 1024
 """Bytes of answers that are kept for requests that are sent again."""
+
+_Name = tuple[str, bytes, int, str]
+"""A request that may be sent again: its id, its body, and the step and the weights it is asked for."""
 
 
 class Passing:
@@ -46,27 +50,24 @@ class Passing:
             who = slot.session or slot.body
             self._turns[who] = max(self._turns[who], slot.turn + 1)
             self._ticks = max(self._ticks, slot.arrival + 1, slot.completion + 1)
-        self._running: dict[tuple[str, bytes], asyncio.Future[Call]] = {}
+        self._running: dict[_Name, asyncio.Future[Call | None]] = {}
         """Requests with an id that are on their way."""
-        self._recent: OrderedDict[tuple[str, bytes], Call] = OrderedDict()
+        self._recent: OrderedDict[_Name, Call] = OrderedDict()
         self._recent_bytes = 0
 
-    def again(self, asked: Asked) -> asyncio.Future[Call] | None:
-        """The answer that a request with the same id and body had, or is about to have."""
+    async def again(self, asked: Asked, step: int, weights: str) -> Call | None:
+        """The answer that the same request had, or is about to have, where its id says that it is the same."""
         if asked.request_id is None:
             return None
-        name = asked.request_id, asked.keys.body
-        if (running := self._running.get(name)) is not None:
-            return asyncio.shield(running)
-        if (call := self._recent.get(name)) is None:
-            return None
-        done: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
-        done.set_result(call)
-        return done
+        name = asked.request_id, asked.keys.body, step, weights
+        while (running := self._running.get(name)) is not None:
+            if (call := await asyncio.shield(running)) is not None:
+                return call
+        return self._recent.get(name)
 
     async def pass_on(
         self,
-        request: web.Request,
+        request: web.BaseRequest,
         asked: Asked,
         *,
         stage: str,
@@ -79,7 +80,7 @@ class Passing:
         await self._room()
         call = self._begin(asked, stage, step, weights)
         started = time.perf_counter()
-        waiting = self._announce(asked)
+        waiting = self._announce(call)
         try:
             return await self._pass_on(request, call, started, everywhere)
         except NoUpstream as error:
@@ -95,10 +96,11 @@ class Passing:
             self._end(call, waiting, keep=keep)
 
     async def _pass_on(
-        self, request: web.Request, call: Call, started: float, everywhere: bool
+        self, request: web.BaseRequest, call: Call, started: float, everywhere: bool
     ) -> web.StreamResponse:
         asked = call.asked
-        target = asked.path + (f"?{asked.query}" if asked.query else "")
+        query = self._passed_query(request.rel_url.raw_query_string)
+        target = asked.path + (f"?{query}" if query else "")
         ask = self._upstreams.ask_all if everywhere else self._upstreams.ask
         answer = await ask(request.method, target, self._passed(request), asked.body, asked.session)
         try:
@@ -117,7 +119,7 @@ class Passing:
         return web.Response(status=call.status, body=body, headers=call.headers)
 
     async def _stream(
-        self, request: web.Request, call: Call, answer: aiohttp.ClientResponse, started: float
+        self, request: web.BaseRequest, call: Call, answer: aiohttp.ClientResponse, started: float
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=call.status, headers=call.headers)
         await response.prepare(request)
@@ -140,14 +142,14 @@ class Passing:
         self._tally.calls["live"] += stage == "calls"
         return Call(asked, stage, step, weights, turn, self._tick(), time.time())
 
-    def _announce(self, asked: Asked) -> asyncio.Future[Call] | None:
-        if asked.request_id is None:
+    def _announce(self, call: Call) -> asyncio.Future[Call | None] | None:
+        if call.asked.request_id is None:
             return None
-        waiting: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
-        self._running[asked.request_id, asked.keys.body] = waiting
+        waiting: asyncio.Future[Call | None] = asyncio.get_running_loop().create_future()
+        self._running[call.asked.request_id, call.asked.keys.body, call.step, call.weights] = waiting
         return waiting
 
-    def _end(self, call: Call, waiting: asyncio.Future[Call] | None, *, keep: bool) -> None:
+    def _end(self, call: Call, waiting: asyncio.Future[Call | None] | None, *, keep: bool) -> None:
         call.completion = self._tick()
         if keep and call.aborted != "unreachable" and self._writer is not None:
             self._writer.add(call)
@@ -156,11 +158,11 @@ class Passing:
             self._tally.calls["aborted"] += call.aborted != "unreachable"
         if call.asked.request_id is None or waiting is None:
             return
-        name = call.asked.request_id, call.asked.keys.body
+        name = call.asked.request_id, call.asked.keys.body, call.step, call.weights
         if self._running.get(name) is waiting:
             del self._running[name]
         if not call.is_finished:
-            waiting.cancel()
+            waiting.set_result(None)  # whoever waits for it asks for itself
             return
         waiting.set_result(call)
         self._recent[name] = call
@@ -177,7 +179,13 @@ class Passing:
         self._ticks += 1
         return self._ticks - 1
 
-    def _passed(self, request: web.Request) -> list[tuple[str, str]]:
+    def _passed_query(self, query: str) -> str:
+        if self._token is None:
+            return query
+        said = query.split("&")
+        return "&".join(one for one in said if unquote_plus(one) != f"token={self._token}")
+
+    def _passed(self, request: web.BaseRequest) -> list[tuple[str, str]]:
         """The headers that go on to the server behind; what is meant for this one does not."""
         token = self._token
         return [

@@ -4,6 +4,7 @@
     /r/step/4/traj-7/v1/chat/completions      session traj-7, step 4
     /sessions/task:0/v1/chat/completions      session task:0
     /ng-rollout/12-3/v1/responses             session 12-3
+    /ng-rollout/12-3/training-token-capture/v1/responses    session 12-3/training-token-capture
 
 Headers get lost on the way through other proxies; a path does not. Pure.
 """
@@ -17,8 +18,8 @@ from urllib.parse import unquote
 from rolltape.serving.control import is_control
 from rolltape.serving.dialects import find
 
-_PREFIXES = {"r": None, "sessions": 1, "ng-rollout": 1}
-"""First segment of a path with an identity -> how many segments that has; None: as many as there are."""
+_PREFIXES = ("r", "sessions", "ng-rollout")
+"""First segments of a path with an identity, which is all up to the path of the API."""
 
 _STEP = re.compile(r"(?:^|/)step/([0-9]{1,18})(?=/|$)")
 
@@ -48,9 +49,7 @@ def locate(path: str) -> Place:
     parts = path.split("/")[1:]
     if not parts or parts[0] not in _PREFIXES or len(parts) < 2:
         return Place(path)
-    length = _PREFIXES[parts[0]]
-    lengths = [length] if length is not None else range(1, len(parts))
-    for at in lengths:
+    for at in range(1, len(parts)):
         rest = "/" + "/".join(parts[1 + at :])
         if is_known(rest):
             return _identified("/".join(parts[1 : 1 + at]), rest)

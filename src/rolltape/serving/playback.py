@@ -7,7 +7,7 @@ import time
 
 from aiohttp import web
 
-from rolltape.serving.gate import Gate
+from rolltape.serving.gate import Ticket
 from rolltape.serving.http_answers import break_off, failure
 from rolltape.serving.lookup import Answer, Lookup, Slot
 from rolltape.serving.options import ServeOptions
@@ -16,9 +16,8 @@ from rolltape.serving.options import ServeOptions
 class Playback:
     """Reads answers from the tape and sends them."""
 
-    def __init__(self, options: ServeOptions, gate: Gate) -> None:
+    def __init__(self, options: ServeOptions) -> None:
         self._options = options
-        self._gate = gate
         self._loading: dict[tuple[str, int], asyncio.Task[list[Answer]]] = {}
 
     async def recorded(self, lookup: Lookup, slot: Slot) -> Answer:
@@ -36,23 +35,23 @@ class Playback:
         return answers[slot.row]
 
     async def send(
-        self, request: web.Request, answer: Answer, started: float, slot: Slot | None = None
+        self, request: web.BaseRequest, answer: Answer, started: float, ticket: Ticket | None = None
     ) -> web.StreamResponse:
-        """Give an answer as it came then. With its slot, it waits for its turn."""
+        """Give an answer as it came then. With its ticket, it waits for its turn."""
         if answer.aborted and not answer.chunks:
             return await self._hold()
         if answer.aborted or answer.is_stream:
-            return await self._send_pieces(request, answer, started, slot)
+            return await self._send_pieces(request, answer, started, ticket)
         await self._until(started, answer.latency)
-        if slot is not None:
-            await self._gate.turn(slot)
+        if ticket is not None:
+            await ticket.turn()
         response = web.Response(status=answer.status, body=answer.body, headers=answer.headers)
         await response.prepare(request)
         await response.write_eof()
         return response
 
     async def _send_pieces(
-        self, request: web.Request, answer: Answer, started: float, slot: Slot | None
+        self, request: web.BaseRequest, answer: Answer, started: float, ticket: Ticket | None
     ) -> web.StreamResponse:
         """The last piece completes the answer, so only that one waits for its turn."""
         response = web.StreamResponse(status=answer.status or 200, headers=answer.headers)
@@ -60,8 +59,8 @@ class Playback:
         last = len(answer.chunks) - 1
         for at, (chunk, seconds) in enumerate(zip(answer.chunks, answer.seconds, strict=True)):
             await self._until(started, seconds)
-            if at == last and slot is not None and not answer.aborted:
-                await self._gate.turn(slot)
+            if at == last and ticket is not None and not answer.aborted:
+                await ticket.turn()
             await response.write(chunk)
         if answer.aborted:
             if answer.aborted == "client":

@@ -27,7 +27,7 @@ from rolltape.serving.options import Engines, ServeOptions, is_loopback
 from rolltape.serving.passing import Passing
 from rolltape.serving.place import Place, locate
 from rolltape.serving.playback import Playback
-from rolltape.serving.secrets import kept_headers
+from rolltape.serving.secrets import kept_headers, safe_query
 from rolltape.serving.tally import Tally
 from rolltape.serving.upstream import Upstreams
 from rolltape.serving.weights import Clock
@@ -62,8 +62,9 @@ class Proxy:
         self._models = models
         order = options.order if options.mode is Mode.REPLAY else Order.NONE
         self.gate = Gate(calls.slots, order, options.wait)
+        self.gate.begin_step(options.step or 0)
         self.upstreams = upstreams
-        self._playback = Playback(options, self.gate)
+        self._playback = Playback(options)
         self._passing = Passing(upstreams, writer, self.tally, calls.slots, options.token)
         self.url = ""
         self._acts = 0
@@ -74,7 +75,7 @@ class Proxy:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer any request."""
         refused = self._refusal(request)
         if refused is not None:
@@ -99,7 +100,7 @@ class Proxy:
             return await self._answer_control(request, asked)
         return await self._answer_call(request, asked)
 
-    def _refusal(self, request: web.Request) -> web.Response | None:
+    def _refusal(self, request: web.BaseRequest) -> web.Response | None:
         """What a request is told that has no business here."""
         token, host = self.options.token, _host_name(request.host)
         if token is not None:
@@ -116,14 +117,14 @@ class Proxy:
             return failure(501, None, "websockets are not passed on")
         return None
 
-    async def _read(self, request: web.Request, place: Place, dialect: Dialect | None) -> Asked:
+    async def _read(self, request: web.BaseRequest, place: Place, dialect: Dialect | None) -> Asked:
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             raise BadBody("a compressed body is not read: send it as it is")
         body = await self._body(request)
-        headers = {name.lower(): value for name, value in request.headers.items()}
+        headers = request.headers
         raw = asking.raw_digest(body)
         parsed: Any = None
-        keys = self.calls.known.get(raw) if dialect is not None else None
+        keys = self.calls.known.get((place.path, raw)) if dialect is not None else None
         if keys is None or self.options.naming.fields or b'rid"' in body or b'request_id"' in body:
             try:
                 parsed = asking.parse_body(body) if body else None
@@ -137,7 +138,7 @@ class Proxy:
         return Asked(
             method=request.method,
             path=place.path,
-            query=request.rel_url.raw_query_string,
+            query=safe_query(request.rel_url.raw_query_string),
             body=body,
             raw=raw,
             keys=keys,
@@ -157,7 +158,7 @@ class Proxy:
         except (RecursionError, ValueError) as error:
             raise BadBody(f"the body cannot be read: {type(error).__name__}") from None
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _body(self, request: web.BaseRequest) -> bytes:
         limit = self.options.max_body
         if (request.content_length or 0) > limit:
             raise TooLarge
@@ -171,7 +172,7 @@ class Proxy:
 
     # -- calls of a model --------------------------------------------------------------------------
 
-    async def _answer_call(self, request: web.Request, asked: Asked) -> web.StreamResponse:
+    async def _answer_call(self, request: web.BaseRequest, asked: Asked) -> web.StreamResponse:
         self.tally.asked()
         step = self.clock.asked_step if asked.step is None else asked.step
         weights = self.clock.weights if asked.weights is None else asked.weights
@@ -182,10 +183,11 @@ class Proxy:
                 return await self._play(request, asked, found)
         if not self.options.asks_upstream or not self.options.upstream:
             return await self._missed(asked, step, weights)
-        if (again := self._passing.again(asked)) is not None:
-            self.tally.calls["retried"] += 1
-            return await self._playback.send(request, Answer.of(await again), time.perf_counter())
         step = self.clock.step if asked.step is None else asked.step
+        again = await self._passing.again(asked, step, weights)
+        if again is not None:
+            self.tally.calls["retried"] += 1
+            return await self._playback.send(request, Answer.of(again), time.perf_counter())
         return await self._passing.pass_on(request, asked, stage="calls", step=step, weights=weights)
 
     async def _missed(self, asked: Asked, step: int | None, weights: str) -> web.Response:
@@ -197,22 +199,22 @@ class Proxy:
         self.tally.missed(asked.path, asked.session, miss)
         return failure(422, asked.dialect, f"no recording answers this: {miss.reason}", miss)
 
-    async def _play(self, request: web.Request, asked: Asked, found: Found) -> web.StreamResponse:
+    async def _play(self, request: web.BaseRequest, asked: Asked, found: Found) -> web.StreamResponse:
         slot, started = found.slot, time.perf_counter()
         self.tally.found(found)
         self._note_differences(asked, slot)
-        done = self.gate.arrive(slot)
-        slot.delivered = False
+        ticket = self.gate.arrive(slot)
+        slot.sending, slot.lost = slot.sending + 1, False
         try:
             answer = await self._playback.recorded(self.calls, slot)
-            response = await self._playback.send(request, answer, started, slot)
-            slot.delivered = True
-            return response
+            return await self._playback.send(request, answer, started, ticket)
         except (asyncio.CancelledError, ConnectionResetError):
+            slot.lost = True
             self.tally.calls["aborted"] += 1
             raise
         finally:
-            done()
+            slot.sending -= 1
+            ticket.done()
 
     def _note_differences(self, asked: Asked, slot: Slot) -> None:
         if asked.keys.checked == slot.checked:
@@ -222,7 +224,7 @@ class Proxy:
 
     # -- the control plane -------------------------------------------------------------------------
 
-    async def _answer_control(self, request: web.Request, asked: Asked) -> web.StreamResponse:
+    async def _answer_control(self, request: web.BaseRequest, asked: Asked) -> web.StreamResponse:
         self.tally.calls["passed"] += 1
         live = self.options.mode is not Mode.REPLAY or self.options.engines is Engines.ALIVE
         if live and self.options.upstream:
@@ -235,7 +237,7 @@ class Proxy:
                     self.gate.begin_step(self.clock.step)
         return response
 
-    async def _live_control(self, request: web.Request, asked: Asked) -> web.StreamResponse:
+    async def _live_control(self, request: web.BaseRequest, asked: Asked) -> web.StreamResponse:
         asks = asked.method in QUESTIONS
         self._acts += not asks
         once = self._acts, self.clock.step, target_of(asked.method, asked.path, asked.query)
@@ -246,7 +248,7 @@ class Proxy:
             keep=not repeated, everywhere=not asks,
         )  # fmt: skip
 
-    async def _played_control(self, request: web.Request, asked: Asked) -> web.StreamResponse:
+    async def _played_control(self, request: web.BaseRequest, asked: Asked) -> web.StreamResponse:
         recorded = self._control.same_body(asked) or self._control.like(asked.method, asked.path)
         asks = asked.method in QUESTIONS
         slot = self._changes.last(recorded, self.clock.step) if asks else _next(recorded)
@@ -266,7 +268,7 @@ class Proxy:
 
     # -- our own -----------------------------------------------------------------------------------
 
-    async def _own(self, request: web.Request, path: str) -> web.Response:
+    async def _own(self, request: web.BaseRequest, path: str) -> web.Response:
         name = path.removeprefix("/rolltape").strip("/")
         if name == "" and request.method == "GET":
             headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff"}
@@ -277,7 +279,7 @@ class Proxy:
             return await self._set_step(request)
         return failure(404, None, f"there is no {request.method} {path} here")
 
-    async def _set_step(self, request: web.Request) -> web.Response:
+    async def _set_step(self, request: web.BaseRequest) -> web.Response:
         try:
             body = asking.parse_body(await self._body(request))
             step = body.get("step") if isinstance(body, dict) else None

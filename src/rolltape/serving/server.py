@@ -104,11 +104,11 @@ class Server:
                 _models(run, self.options.split),
                 upstreams,
             )  # fmt: skip
-            app = web.Application(client_max_size=self.options.max_body)
-            app.router.add_route("*", "/{path:.*}", proxy.handle)
-            runner = web.AppRunner(
-                app, handler_cancellation=True, access_log=None, shutdown_timeout=GRACE, keepalive_timeout=75
+            # No application: it would look up a route for each request, and there is one.
+            answering = web.Server(
+                proxy.handle, handler_cancellation=True, access_log=None, keepalive_timeout=75
             )
+            runner = web.ServerRunner(answering, shutdown_timeout=GRACE)
             await runner.setup()
             listening.listen(1024)  # not before there is somebody who answers
             await web.SockSite(runner, listening).start()

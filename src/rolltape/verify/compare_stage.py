@@ -13,19 +13,17 @@ from rolltape.batch.arrays import Bits
 from rolltape.batch.columns import Column, ObjectColumn
 from rolltape.batch.roles import has_role
 from rolltape.reader.samples import Samples
+from rolltape.reader.stored_file import Id
 from rolltape.reader.token_places import MASK_ROLES
-from rolltape.verify.align.column_alignment import ColumnDifference, Pairs, compare_columns, pair
+from rolltape.verify.align.column_alignment import ColumnDifference, Pairs, Place, compare_columns, pair
 from rolltape.verify.align.counted_places import counted_places, only_padding
 from rolltape.verify.align.matching import Match
 from rolltape.verify.align.stored_alike import alike
 from rolltape.verify.align.stored_rows import compare_stored_rows
 from rolltape.verify.comparison import METRICS, Entry
-from rolltape.verify.measure.difference import Difference, made_as, measure, same, unlike
+from rolltape.verify.measure.difference import PLAIN, Difference, made_as, measure, same, unlike
 from rolltape.verify.measure.limits import Limits
 from rolltape.verify.measure.verdict import Verdict, judge
-
-LOGGED = "float32"
-"""Floats of Python are doubles, and what they hold was mostly computed in this: its tolerance applies."""
 
 
 def compare_value(entry: Entry, a: object, b: object, limits: Limits) -> Entry:
@@ -39,7 +37,7 @@ def compare_value(entry: Entry, a: object, b: object, limits: Limits) -> Entry:
     before, after = _floats(a), _floats(b)
     if before and len(before) == len(after):
         dtype = made_as(*before, *after)
-        found = measure(np.array(before, dtype), np.array(after, dtype), dtype, limits, judged_as=LOGGED)
+        found = measure(np.array(before, dtype), np.array(after, dtype), dtype, limits, judged_as=PLAIN)
         return _judged(entry, found, limits)
     if type(a) is not type(b):
         return replace(entry, note=f"{type(a).__name__} against {type(b).__name__}")
@@ -132,7 +130,7 @@ def compare_stage(key: At, both: Both, rules: Rules) -> Iterator[Entry]:
     for name, lost in (("the candidate", pairs.only_left), ("the baseline", pairs.only_right)):
         if lost:
             note = f"{len(lost)} samples are not on {name}'s side, the first is {_name(lost[0])}"
-            yield _entry(key, "", note)
+            yield replace(_entry(key, "", note), first=_place_of(a, lost[0]))
     if not a.ids and not b.ids and (a.columns or b.columns):
         yield _entry(key, "", "empty on both sides")
         columns: Iterator[Entry] = iter(())
@@ -140,6 +138,12 @@ def compare_stage(key: At, both: Both, rules: Rules) -> Iterator[Entry]:
         columns = _columns(key, both, pairs, rules)
     values = compare_named(key, a.values, b.values, rules, "has no such value")
     yield from chain(columns, values) if _has_samples(a) else _as_returned(a, [*columns, *values])
+
+
+def _place_of(side: Samples, sample: Id) -> Place | None:
+    """Where the baseline has a sample, if it does."""
+    row = side.places.get(sample)
+    return None if row is None else Place(sample, row, ())
 
 
 def _has_samples(side: Samples) -> bool:
@@ -220,7 +224,7 @@ def _as_stored(name: str, both: Both, pairs: Pairs, limits: Limits) -> ColumnDif
 def _judged_as(column: Column) -> str | None:
     """Lists of Python's floats are judged as what is logged is."""
     first = column.values[:1] if isinstance(column, ObjectColumn) else []
-    return LOGGED if any(isinstance(value, (float, np.floating)) for value in first) else None
+    return PLAIN if any(isinstance(value, (float, np.floating)) for value in first) else None
 
 
 def _why(found: ColumnDifference) -> str:
@@ -259,7 +263,7 @@ def compare_metrics(split: str, step: int, before: Logged, after: Logged, rules:
                 side = "baseline" if sides[0] else "candidate"
                 yield replace(_entry(key, "", f"the {side} alone has this rank"), rank=rank)
             continue
-        now = _flat(sides[0].get(step, {})), _flat(sides[1].get(step, {}))
+        now = _alike(_flat(sides[0].get(step, {})), _flat(sides[1].get(step, {})))
         for entry in compare_named(key, now[0], now[1], rules, "did not log it"):
             if entry.difference is None and any(entry.name not in side for side in now):
                 lacks = sides[entry.name in now[0]]
@@ -275,6 +279,15 @@ def _flat(metrics: Mapping[str, Any], within: str = "") -> dict[str, Any]:
         inner = isinstance(value, Mapping) and value
         found |= _flat(value, f"{within}{name}/") if inner else {f"{within}{name}": value}
     return found
+
+
+def _alike(before: dict[str, Any], after: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Metrics of both sides; of a number that one logs as 1 and the other as 1.0, both as a float."""
+    for name in before.keys() & after.keys():
+        both = before[name], after[name]
+        if {type(one) for one in both} == {int, float} and all(abs(one) < 2**53 for one in both):
+            before[name], after[name] = float(before[name]), float(after[name])
+    return before, after
 
 
 def _entry(key: At, name: str, note: str = "") -> Entry:

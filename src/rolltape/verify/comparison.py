@@ -35,7 +35,8 @@ class Entry:
     verdict: Verdict
     difference: Difference | None = None
     first: Place | None = None
-    """The first element beyond its limit; where none is, the first that differs or is no number."""
+    """The first sample that is missing or of another length; else the first element beyond its limit; where
+    none is, the first that differs or is no number."""
     worst: Place | None = None
     samples: int = 0
     """How many samples are beyond the limit; where none is, how many differ."""

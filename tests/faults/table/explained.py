@@ -41,6 +41,10 @@ def explained() -> Iterator[Case]:
         yield Case(
             f"losses of {dtype} negated", LOSS, e.on(LOSS, e.scale(-1.0)), cause="sign flipped", world=world
         )
+        # Added before rounding: where little is left, numbers are finer than what they were made of.
+        yield Case(
+            f"log-probs of {dtype} plus 0.7", NEW, e.on(NEW, _added(0.7, dtype)), cause="offset", world=world
+        )
     for by, layout in ((1, RIGHT), (-1, LEFT), (1, RAGGED), (-1, Layout(uid="int", mask="completion_mask"))):
         yield Case(
             f"log-probs shifted by {by}, {layout.pad}",
@@ -82,6 +86,18 @@ def explained() -> Iterator[Case]:
         "advantages without deviation", ADV, e.formula(ADV, e.normalised(std=False)), cause="scaled by group"
     )
     yield Case("large epsilon", ADV, e.formula(ADV, e.normalised(epsilon=0.1)), cause="scaled by group")
+    yield Case(
+        "rewards of two values doubled", REW, apart=_two_valued(1.0), edit=_two_valued(2.0), step=0, sample=0
+    )
+    yield Case(
+        "rewards of two values doubled in every other group",
+        REW,
+        apart=_two_valued(1.0),
+        edit=_two_valued(2.0, every=2),
+        step=0,
+        sample=0,
+        world=World(prompts=8),
+    )
     yield Case("advantages over the batch", ADV, e.formula(ADV, e.normalised(groups="batch")))
     yield Case("advantages whitened", REW, e.on(REW, e.whitened), cause="affine")
     yield Case("log-probs affine", NEW, e.on(NEW, e.each(lambda row: 0.9 * row - 0.2)), cause="affine")
@@ -160,6 +176,30 @@ def _with_ddof(ddof):
                 rewards.std(1, ddof=ddof, keepdims=True) + 1e-4
             )
             done["advantage"] = {"advantage": list(e.cast(found.reshape(-1), "float32"))}
+
+    return edit
+
+
+def _added(by, dtype):
+    """Added to what the values were before they were rounded to the dtype."""
+    half = {"float64": 2.0**-53, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    return e.each(lambda row: row * (1 + half * np.cos(1e4 * row)) + by)
+
+
+def _two_valued(size, every=1):
+    """Rewards of one size and either sign: any factor is as much one per group as one of all.
+
+    Those of every so many-th group have this size, others have 1.
+    """
+
+    def edit(run):
+        for done in run.stages:
+            groups = [at // run.world.n for at in range(run.world.samples)]
+            sizes = [size if group % every == 0 else 1.0 for group in groups]
+            rewards = [
+                one * (-1) ** (at + group) for at, (one, group) in enumerate(zip(sizes, groups, strict=True))
+            ]
+            done["reward"] = {"reward": [np.float64(one) for one in rewards]}
 
     return edit
 

@@ -54,41 +54,40 @@ def whole_numbers() -> Iterator[Case]:
                 sample=0,
                 edit=_cut_tokens(cut),
                 verdict="incomparable",
-                somewhere=True,
             )
     yield Case(
         "a token doubled in front",
         ids,
         base=RAGGED,
         cause="token added in front",
+        sample=0,
         verdict="incomparable",
         edit=e.rows_of(ids, lambda r: [np.append(row[:1], row) for row in r]),
-        somewhere=True,
     )
     yield Case(
         "an end token more",
         ids,
         base=RAGGED,
         cause="token added behind",
+        sample=0,
         verdict="incomparable",
         edit=e.rows_of(ids, lambda r: [np.append(row, 2) for row in r]),
-        somewhere=True,
     )
     yield Case(
         "log-probs padded",
         NEW,
         base=RAGGED,
         cause="padding counted",
+        sample=0,
         verdict="incomparable",
-        somewhere=True,
         edit=e.rows_of(NEW, lambda r: [np.pad(row, (0, 14 - len(row))) for row in r]),
     )
     yield Case(
         "one sample is a token short",
         NEW,
         base=RAGGED,
+        sample=4,
         verdict="incomparable",
-        somewhere=True,
         edit=e.rows_of(NEW, lambda r: [row[:-1] if at == 4 else row for at, row in enumerate(r)]),
         also=("one sample only",),
     )
@@ -103,18 +102,49 @@ def whole_numbers() -> Iterator[Case]:
     yield Case(
         "prompts without their last token",
         "rollout/prompt_ids",
+        sample=0,
         verdict="incomparable",
-        somewhere=True,
         edit=e.rows_of("rollout/prompt_ids", lambda r: [row[:-1] for row in r]),
         cause="last token lost",
     )
     yield Case(
         "a doubled first prompt token",
         "rollout/prompt_ids",
+        sample=0,
         verdict="incomparable",
-        somewhere=True,
         edit=e.rows_of("rollout/prompt_ids", lambda r: [np.append(row[:1], row) for row in r]),
         cause="token added in front",
+    )
+    for uid in ("none", "uuid"):
+        layout = Layout(uid=uid, index=False)
+        for name, change, cause in (
+            ("without their last token", lambda row: row[:-1], "last token lost"),
+            ("with another first token", lambda row: np.append(row[:1], row), "token added in front"),
+        ):
+            yield Case(
+                f"prompts {name}, uids {uid}",
+                "rollout/prompt_ids",
+                base=layout,
+                sample=0,
+                cause=cause,
+                verdict="incomparable",
+                edit=e.rows_of("rollout/prompt_ids", lambda r, c=change: [c(row) for row in r]),
+            )
+        yield Case(
+            f"a prompt of another token, uids {uid}",
+            "rollout/prompt_ids",
+            base=layout,
+            sample=9,
+            token=1,
+            cause="one sample only",
+            edit=e.rows_of("rollout/prompt_ids", lambda r: e.moved(r, 9, 1, 1)),
+        )
+    yield Case(
+        "the last token of one prompt",
+        "rollout/prompt_ids",
+        sample=4,
+        cause="one group only",
+        edit=e.rows_of("rollout/prompt_ids", _other_end),
     )
     yield Case(
         "the mask lacks the last token",
@@ -124,6 +154,10 @@ def whole_numbers() -> Iterator[Case]:
         edit=e.rows_of("rollout/mask", lambda r: [_off(row, -1) for row in r]),
         also=("zero",),
     )
+
+
+def _other_end(rows):
+    return [np.append(row[:-1], 7) if at in range(4, 8) else row for at, row in enumerate(rows)]
 
 
 def _off(row, place):

@@ -64,7 +64,10 @@ class Workers:
         self.weight = 1.0
 
     def generate_sequences(self, prompts):
-        return generate(prompts)
+        """As workers do: what they return is scored by the trainer, and has the columns they were given."""
+        found = generate(prompts)
+        del found.batch["rm_scores"]
+        return found
 
     def compute_log_prob(self, batch):
         shape = batch.batch["responses"].shape

@@ -79,8 +79,9 @@ def settings(work, folder, steps=STEPS):
         "data": {
             "train_files": work / "train.parquet", "val_files": work / "val.parquet", "train_batch_size": 4,
             "max_prompt_length": 48, "max_response_length": 6, "dataloader_num_workers": 0, "shuffle": True,
-            "filter_overlong_prompts": False, "seed": 5,
+            "filter_overlong_prompts": False,
         },
+        "++data": {"seed": 5},
         "actor_rollout_ref.model": {"path": work / "model"},
         "actor_rollout_ref.actor": {
             "strategy": "fsdp", "ppo_mini_batch_size": 4, "ppo_micro_batch_size_per_gpu": 8,

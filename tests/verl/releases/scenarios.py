@@ -31,7 +31,6 @@ class Refilling(ray_trainer.RayPPOTrainer):
     """Generates twice per step, as the DAPO recipe does where too many groups are filtered out."""
 
     def fit(self):
-        import numpy as np
         from verl import DataProto
 
         self.global_steps = 1
@@ -50,7 +49,7 @@ class Refilling(ray_trainer.RayPPOTrainer):
                 source = self.async_rollout_manager if self.async_rollout_mode else self.actor_rollout_wg
                 batches.append(source.generate_sequences(prompts))
             whole = DataProto.concat(batches)
-            whole.batch["advantages"] = whole.batch["rm_scores"] + np.float32(0.5)
+            whole.batch["advantages"] = whole.batch["responses"].float() - 0.5
             self.actor_rollout_wg.update_actor(whole)
             self.global_steps += 1
             if self.global_steps > self.total_training_steps:
@@ -132,14 +131,15 @@ def main():
     before = ray_trainer.RolloutSkip if RELEASE < (0, 9) else None
     scenario("off")
     scenario("off-own-keys", *own_keys(WORK / "theirs"))
-    with_dumps(own_keys)
+    if list((WORK / "theirs").rglob("*")):
+        with_dumps(own_keys)
     scenario("record", steps=4, ROLLTAPE_DIR=tape, **record)
     scenario("replay", steps=4, ROLLTAPE_DIR=tape, **replay)
     resume = f"trainer.resume_from_path={WORK / 'record' / 'checkpoints' / 'global_step_2'}"
     scenario("resume", "trainer.resume_mode=resume_path", resume, steps=4, ROLLTAPE_DIR=tape, **replay)
     scenario("missing", steps=5, ROLLTAPE_DIR=tape, **replay)
     match = json.dumps({"seed": "ignore", "data": "ignore"})
-    scenario("other-prompts", "data.seed=6", steps=4, ROLLTAPE_DIR=tape, ROLLTAPE_MATCH=match, **replay)
+    scenario("other-prompts", "++data.seed=6", steps=4, ROLLTAPE_DIR=tape, ROLLTAPE_MATCH=match, **replay)
     scenario("other-model", "actor_rollout_ref.rollout.temperature=0.5", steps=4, ROLLTAPE_DIR=tape, **replay)
     cut = str(WORK / "cut")
     scenario("interrupted", fails_at=2, ROLLTAPE_DIR=cut, ROLLTAPE_MODE="auto")
@@ -156,6 +156,8 @@ def main():
     scenario("val-live", *val, ROLLTAPE_DIR=str(WORK / "val"), **record)
     scenario("val-first", *val, ROLLTAPE_DIR=str(WORK / "val2"), ROLLTAPE_VERL_VAL="1", **record)
     scenario("val-again", *val, ROLLTAPE_DIR=str(WORK / "val2"), ROLLTAPE_VERL_VAL="1", **replay)
+    keys = own_keys(f"tape:{WORK / 'val3'}", "repeat" if RELEASE >= (0, 9) else "repeat_last")
+    scenario("val-own-keys", *val, *keys)
     if RELEASE < (0, 7):  # where workers generate unless agent loops are asked for
         keys = ["actor_rollout_ref.rollout.mode=async", *own_keys(f"tape:{WORK / 'loops'}")]
         scenario("loops-first", *keys)

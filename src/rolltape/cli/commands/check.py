@@ -85,5 +85,8 @@ def _print_report(report: Report) -> None:
     if report.anonymous:
         files = counted(report.anonymous, "recording")
         complain(f"note: {files} of an older version, checked for its place, but not for the tape it is of")
+    if report.leftovers:
+        files = counted(len(report.leftovers), "file")
+        complain(f"note: {files} of killed processes, half-written, never read: rolltape prune removes them")
     if report.in_progress:
         complain(f"note: {counted(report.in_progress, 'file')} in progress: a process is recording now")

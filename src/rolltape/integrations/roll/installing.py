@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from rolltape.errors import RolltapeError
-from rolltape.integrations.import_hook import ImportHook
+from rolltape.integrations.import_hook import ImportHook, Patch
+from rolltape.integrations.releases import check_needs, has_module, unsupported
 from rolltape.integrations.roll import workers
 from rolltape.integrations.roll.mixin import RolloutMockMixin, with_rollout_mock
 from rolltape.integrations.roll.mock_config import dump_dir
@@ -23,6 +22,20 @@ log = logging.getLogger("rolltape.roll")
 
 _originals: list[tuple[Any, str, Any]] = []
 _ABSENT = object()
+
+_SCHEDULERS = "roll.distributed.scheduler"
+_NEEDS = {
+    "roll.configs.base_config": ("RolloutMockConfig",),
+    f"{_SCHEDULERS}.rollout_mock_mixin": (
+        "RolloutMockMixin._init_rollout_mock()", "RolloutMockMixin._should_load_mock(global_step)",
+        "RolloutMockMixin._maybe_dump_batch(batch, global_step)",
+        "RolloutMockMixin._load_mock_batch(global_step)",
+    ),
+    f"{_SCHEDULERS}.rollout_scheduler": ("RolloutScheduler.get_batch(data, batch_size, ...)",),
+    f"{_SCHEDULERS}.generate_scheduler": ("DynamicSamplingScheduler.get_batch(data, batch_size, ...)",),
+}  # fmt: skip
+"""What is replaced or asked in ROLL's modules."""
+_BY_HAND = "upgrade Rolltape, or put @with_rollout_mock on get_batch of the scheduler yourself"
 
 
 def install() -> None:
@@ -46,21 +59,36 @@ def uninstall() -> None:
             setattr(owner, name, value)
 
 
+def _check_modules(package: ModuleType) -> None:
+    """Refuse a ROLL that has its schedulers in other modules, where they would not be found."""
+    gone = [name for name in _NEEDS if not has_module(name)]
+    if gone:
+        raise unsupported("roll", f"has no {', '.join(gone)}", package.__file__, _BY_HAND)
+
+
+def _checked(patch: Patch) -> Patch:
+    def patch_if_known(module: ModuleType) -> None:
+        check_needs("roll", module, _NEEDS[module.__name__], _BY_HAND)
+        patch(module)
+
+    return patch_if_known
+
+
 def _patch_mixin(module: ModuleType) -> None:
-    theirs = _found(module, "RolloutMockMixin")
     for name, value in vars(RolloutMockMixin).items():
         if not name.startswith("__"):
-            _replace(theirs, name, value)
+            _replace(module.RolloutMockMixin, name, value)
 
 
-def _patch_scheduler(module: ModuleType, name: str) -> None:
-    scheduler = _found(module, name)
-    _replace(scheduler, "get_batch", with_rollout_mock(_found(scheduler, "get_batch")))
+def _patch_scheduler(module: ModuleType) -> None:
+    name, _, _ = _NEEDS[module.__name__][0].partition(".")
+    scheduler = getattr(module, name)
+    _replace(scheduler, "get_batch", with_rollout_mock(scheduler.get_batch))
 
 
 def _patch_config(module: ModuleType) -> None:
     """Resolve ``dump_dir`` where the config is created: actors may have other working directories."""
-    config = _found(module, "RolloutMockConfig")
+    config = module.RolloutMockConfig
     original = config.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -70,27 +98,13 @@ def _patch_config(module: ModuleType) -> None:
     _replace(config, "__init__", init)
 
 
-_PATCHES: dict[str, Callable[[ModuleType], None]] = {
+_PATCHES: dict[str, Patch] = {
     "roll.configs.base_config": _patch_config,
-    "roll.distributed.scheduler.rollout_mock_mixin": _patch_mixin,
-    "roll.distributed.scheduler.rollout_scheduler": lambda m: _patch_scheduler(m, "RolloutScheduler"),
-    "roll.distributed.scheduler.generate_scheduler": lambda m: _patch_scheduler(
-        m, "DynamicSamplingScheduler"
-    ),
+    f"{_SCHEDULERS}.rollout_mock_mixin": _patch_mixin,
+    f"{_SCHEDULERS}.rollout_scheduler": _patch_scheduler,
+    f"{_SCHEDULERS}.generate_scheduler": _patch_scheduler,
 }
-_hook = ImportHook(_PATCHES)
-
-
-def _found(owner: Any, name: str) -> Any:
-    try:
-        return getattr(owner, name)
-    except AttributeError:
-        raise RolltapeError(
-            f"the installed ROLL has no {owner.__name__}.{name}, which Rolltape needs",
-            where=getattr(owner, "__file__", None),
-            causes=["ROLL has changed since this Rolltape was released"],
-            hint="upgrade Rolltape, or put @with_rollout_mock on get_batch of the scheduler yourself",
-        ) from None
+_hook = ImportHook({"roll": _check_modules, **{name: _checked(patch) for name, patch in _PATCHES.items()}})
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:

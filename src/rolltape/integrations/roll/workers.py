@@ -15,6 +15,7 @@ from typing import Any
 
 from rolltape.errors import RolltapeError
 from rolltape.integrations import ray_env
+from rolltape.integrations.releases import has, unsupported
 from rolltape.integrations.roll.mock_config import DRIVER_CWD
 
 HOOK = "rolltape.integrations.roll.workers.runtime_env"
@@ -84,4 +85,9 @@ def _both(theirs: str | Callable[[], Any]) -> Callable[[], None]:
 def _in_worker() -> bool:
     """Whether this is a Ray worker: its job already has the hook."""
     ray = sys.modules.get("ray")
-    return ray is not None and ray.is_initialized() and ray.get_runtime_context().worker.mode == 1
+    if ray is None or not ray.is_initialized():
+        return False
+    context = ray.get_runtime_context()
+    if not has(context, "worker.mode"):
+        raise unsupported("ray", "does not say whether this is a worker (get_runtime_context().worker.mode)")
+    return bool(context.worker.mode == 1)

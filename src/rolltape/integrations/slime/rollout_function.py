@@ -14,6 +14,8 @@ from typing import Any
 from rolltape.batch import register_adapter
 from rolltape.errors import ConfigError
 from rolltape.integrations.position import Positions
+from rolltape.integrations.releases import check_needs, unsupported
+from rolltape.policy import Mode
 from rolltape.settings import resolve
 from rolltape.tape import Tape
 
@@ -96,7 +98,7 @@ SAMPLING = (
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
     """Run the configured rollout function and record it, or replay what it returned."""
-    package = "slime" if "slime.utils.types" in sys.modules else "miles"
+    package = "miles" if "miles" in sys.modules and "slime.utils.types" not in sys.modules else "slime"
 
     def live() -> Any:
         function = load(path_of(args, evaluation, f"{package}.rollout.sglang_rollout.generate_rollout"))
@@ -110,9 +112,9 @@ class Rollouts:
 
     _open: Rollouts | None = None
 
-    def __init__(self, tape: Tape, package: str) -> None:
+    def __init__(self, tape: Tape, sample: type) -> None:
         self.tape = tape
-        self.sample = _known_classes(package)
+        self.sample = sample
         self._positions = Positions(tape)
         self._stage = tape.stage("rollout", inputs=False)(self._taken_apart)
 
@@ -123,7 +125,8 @@ class Rollouts:
         if cls._open is None or cls._open.tape.settings != settings:
             if cls._open is not None:
                 cls._open.tape.close()
-            cls._open = cls(Tape(settings=settings), package)
+            sample = object if settings.mode is Mode.OFF else _known_classes(package)
+            cls._open = cls(Tape(settings=settings), sample)
             if cls._open.tape.is_off:
                 log.warning(
                     "rolltape: no tape is set, so rollouts run live; set ROLLTAPE_DIR and ROLLTAPE_MODE"
@@ -198,10 +201,14 @@ def _known_classes(package: str) -> type:
         types = importlib.import_module(f"{package}.utils.types")
         outputs = importlib.import_module(f"{package}.rollout.base_types")
     except ModuleNotFoundError as error:
+        if package in sys.modules and str(error.name).startswith(f"{package}."):
+            raise unsupported(package, f"has no {error.name}") from None
         raise ConfigError(
             f"this must be called by slime or miles: {error}",
             hint="use this with --rollout-function-path; for your own trainer see docs/tape.md",
         ) from None
+    check_needs(package, types, ("Sample",))
+    check_needs(package, outputs, ("RolloutFnTrainOutput", "RolloutFnEvalOutput"))
     for cls in (types.Sample, outputs.RolloutFnTrainOutput, outputs.RolloutFnEvalOutput):
         register_adapter(cls)
     found: type = types.Sample

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from types import ModuleType
 from typing import Any
 
-from rolltape.errors import ConfigError
+from rolltape.errors import ConfigError, UnsupportedReleaseError
 from rolltape.integrations.import_hook import ImportHook
+from rolltape.integrations.releases import check_needs, has_module, unsupported
 from rolltape.integrations.trl.instrument import instrument
 from rolltape.integrations.trl.vllm_on_demand import on_demand
 from rolltape.policy import Mode
-from rolltape.settings import resolve
+from rolltape.settings import Settings, resolve
 from rolltape.tape import Tape
 
 TRAINERS = {"trl.trainer.grpo_trainer": "GRPOTrainer", "trl.trainer.rloo_trainer": "RLOOTrainer"}
@@ -24,11 +26,24 @@ class _Installed:
 
     def __init__(self, tape: Tape | None) -> None:
         self.tape = tape
-        self.watch = ImportHook(dict.fromkeys(TRAINERS, self.hook))
+        self.watch = ImportHook({"trl": self.look, **dict.fromkeys(TRAINERS, self.hook)})
         self._replaced: list[tuple[Any, Any]] = []
+
+    def look(self, package: ModuleType) -> None:
+        """Refuse a release that has its trainers in other modules, where they would not be found."""
+        names = dir(sys.modules[package.__name__])  # TRL puts a lazy module in place of itself
+        gone = [module for module, cls in TRAINERS.items() if cls in names and not has_module(module)]
+        if gone and self._settings().mode is not Mode.OFF:
+            raise unsupported("trl", f"has no {', '.join(gone)}", package.__file__)
 
     def hook(self, module: ModuleType) -> None:
         """Wrap the constructor of the module's trainer."""
+        try:
+            check_needs("trl", module, (TRAINERS[module.__name__], "VLLMGeneration"))
+        except UnsupportedReleaseError:
+            if self._settings().mode is Mode.OFF:
+                return
+            raise
         cls = getattr(module, TRAINERS[module.__name__])
         build = cls.__init__
 
@@ -49,8 +64,10 @@ class _Installed:
         self.watch.stop()
 
     def _may_replay(self) -> bool:
-        settings = self.tape.settings if self.tape is not None else resolve({}, os.environ)
-        return settings.mode in (Mode.REPLAY, Mode.AUTO)
+        return self._settings().mode in (Mode.REPLAY, Mode.AUTO)
+
+    def _settings(self) -> Settings:
+        return self.tape.settings if self.tape is not None else resolve({}, os.environ)
 
 
 _installed: _Installed | None = None

@@ -11,6 +11,7 @@ from typing import Any
 from rolltape.errors import ConfigError
 from rolltape.integrations.position import Positions
 from rolltape.integrations.releases import has, is_too_old, unsupported
+from rolltape.policy import Mode
 from rolltape.settings import resolve
 from rolltape.tape import Tape
 
@@ -18,8 +19,12 @@ log = logging.getLogger("rolltape")
 
 Live = Callable[[], Any]
 
-NEEDS = ("_generate_single_turn(prompt_ids, ...)", "callback_handler.callbacks", "state.global_step")
+NEEDS = (
+    "_generate_single_turn(prompt_ids, ...)", "_calculate_rewards(...)", "callback_handler.callbacks",
+    "state.global_step", "processing_class.batch_decode", "args",
+)  # fmt: skip
 """What is replaced or asked of a trainer; TRL before 0.29 passed prompts to this method, not tokens."""
+GENERATES = "_generate_single_turn"
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length")
 
 
@@ -30,7 +35,7 @@ class Stages:
         self._trainer = trainer
         self._tape = tape
         self._positions = Positions(tape)
-        self._gives_pair = not any(base.__name__ == "RLOOTrainer" for base in type(trainer).__mro__)
+        self._gives_pair = not _is_a(trainer, "RLOOTrainer")
         """RLOO's generation returns tokens; GRPO's returns a pair of tokens and log-probs."""
 
     def put_in(self) -> None:
@@ -40,8 +45,7 @@ class Stages:
             trainer.rollout_func = self._around_rollout_func(trainer.rollout_func)
         else:
             trainer._generate_single_turn = self._around_single_turn(trainer._generate_single_turn)
-        if hasattr(trainer, "_calculate_rewards"):
-            trainer._calculate_rewards = self._around_rewards(trainer._calculate_rewards)
+        trainer._calculate_rewards = self._around_rewards(trainer._calculate_rewards)
         # Before all other callbacks: some of them remove values from the logs.
         trainer.callback_handler.callbacks.insert(0, tape_callback(self._tape))
 
@@ -49,8 +53,7 @@ class Stages:
         decode = self._trainer.processing_class.batch_decode
 
         def rollout(prompt_ids: Sequence[Any], sampling: dict[str, Any], live: Live) -> dict[str, Any]:
-            found = live()
-            completion_ids, logprobs = found if self._gives_pair else (found, None)
+            completion_ids, logprobs = self._generated(live())
             return {
                 "prompt_ids": prompt_ids,
                 "completion_ids": completion_ids,
@@ -68,6 +71,14 @@ class Stages:
             return (tokens, found["logprobs"]) if self._gives_pair else tokens
 
         return generate
+
+    def _generated(self, found: Any) -> tuple[Any, Any]:
+        """The tokens and log-probs of what TRL generated."""
+        if not self._gives_pair:
+            return found, None
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise unsupported("trl", f"does not return tokens and log-probs from {GENERATES}")
+        return found
 
     def _around_rollout_func(self, live: Callable[..., Any]) -> Callable[..., Any]:
         def rollout(prompts: Sequence[Any], sampling: dict[str, Any], live: Live) -> Any:
@@ -148,17 +159,14 @@ def instrument(trainer: Any, tape: Tape | None = None) -> Tape:
                     "python -m rolltape.integrations.trl"],
             hint="use only one of them",
         )  # fmt: skip
-    if not hasattr(trainer, "_generate_single_turn"):
+    if not hasattr(trainer, GENERATES) and not _is_a(trainer, "GRPOTrainer", "RLOOTrainer"):
         raise ConfigError(
             f"{type(trainer).__name__} is not supported: its generation method is unknown",
-            causes=["it is neither a GRPOTrainer nor an RLOOTrainer", "a version of TRL older than 1.0"],
+            causes=["it is neither a GRPOTrainer nor an RLOOTrainer"],
             hint='pip install "rolltape[trl]", or declare your own stage: see docs/tape.md',
         )
-    missing = [need for need in NEEDS if not has(trainer, need)]
-    if missing:
-        raise unsupported("trl", f"has no {type(trainer).__name__}.{', '.join(missing)}")
-    if is_too_old("trl"):
-        raise unsupported("trl", "does not return from generation what later releases do")
+    if (resolve({}, os.environ) if tape is None else tape.settings).mode is not Mode.OFF:
+        _check(trainer)
     tape = _opened(trainer) if tape is None else _shard(tape, trainer)
     if tape.is_off:
         return tape
@@ -166,6 +174,19 @@ def instrument(trainer: Any, tape: Tape | None = None) -> Tape:
     setattr(trainer, _MARK, tape)
     log.info("rolltape: TRL's %s uses tape %s, mode %s", type(trainer).__name__, tape.dir, tape.settings.mode)
     return tape
+
+
+def _is_a(trainer: Any, *names: str) -> bool:
+    return any(base.__name__ in names for base in type(trainer).__mro__)
+
+
+def _check(trainer: Any) -> None:
+    """Refuse a trainer that lacks what is replaced or asked, before anything is changed."""
+    missing = [need for need in NEEDS if not has(trainer, need)]
+    if missing:
+        raise unsupported("trl", f"has no {type(trainer).__name__}.{', '.join(missing)}")
+    if is_too_old("trl"):
+        raise unsupported("trl", f"does not return from {GENERATES} what later releases do")
 
 
 def _opened(trainer: Any) -> Tape:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from rolltape.integrations.verl.options import Rewards
 from rolltape.integrations.verl.rewards import recompute
 from rolltape.integrations.verl.session import Session
 from rolltape.policy import Action
+
+log = logging.getLogger("rolltape")
 
 
 def find_prompts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -56,13 +59,18 @@ class Generation:
         self.role = role
         self._trainer_step = trainer_step
         """The step of a trainer that has no SkipManager to tell it, or the end of a step."""
+        self._batch: Any = None
+
+    def expect(self, batch: Any) -> None:
+        """Say which batch of the trainer the next prompts are taken from."""
+        self._batch = batch
 
     def run(self, live: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a generating function, or return what was recorded."""
-        prompts = find_prompts(args, kwargs)
+        prompts, batch = find_prompts(args, kwargs), self._expected()
         if not self._acts_on(prompts):
             return live(*args, **kwargs)
-        job = _Job(self.session, self._step(prompts), prompts)
+        job = _Job(self.session, self._step(prompts), prompts, batch)
 
         def rollout(prompts: Any) -> Any:
             return job.keep(live(*args, **kwargs))
@@ -73,7 +81,7 @@ class Generation:
                 hint="leave ROLLTAPE_VERL_REWARD unset",
             )
         stage = self.session.tape.stage("rollout", inputs=["prompts"])(rollout)
-        output = job.result(job.position.run(stage, rows.comparable(prompts)))
+        output = job.result(job.position.run(stage, job.inputs))
         if self._trainer_step is not None and not job.replayed:
             self.session.flush()
         return output
@@ -82,17 +90,17 @@ class Generation:
         self, live: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The same for a coroutine function."""
-        prompts = find_prompts(args, kwargs)
+        prompts, batch = find_prompts(args, kwargs), self._expected()
         if not self._acts_on(prompts):
             return await live(*args, **kwargs)
-        job = _Job(self.session, self._step(prompts), prompts)
+        job = _Job(self.session, self._step(prompts), prompts, batch)
 
         async def rollout(prompts: Any) -> Any:
             return job.keep(await live(*args, **kwargs))
 
         stage = self.session.tape.stage("rollout", inputs=["prompts"])(rollout)
         create_task = asyncio.get_running_loop().create_task
-        task = job.position.run(create_task, stage(rows.comparable(prompts)))
+        task = job.position.run(create_task, stage(job.inputs))
         output = job.result(await task)
         if (self.role == "async_rollout" or self._trainer_step is not None) and not job.replayed:
             # Nothing says when a step ends, and the process may be killed after its last sample.
@@ -100,6 +108,10 @@ class Generation:
         if job.replayed and self.session.wishes.rewards is Rewards.RECOMPUTE:
             return await recompute(args[0], prompts, output)
         return output
+
+    def _expected(self) -> Any:
+        batch, self._batch = self._batch, None
+        return batch
 
     def _acts_on(self, prompts: Any) -> bool:
         """Whether the tape acts on this batch; validation is skipped unless asked for."""
@@ -119,14 +131,21 @@ class Generation:
 class _Job:
     """One generation: its prompts, and its output if it ran."""
 
-    def __init__(self, session: Session, step: int, prompts: Any) -> None:
+    def __init__(self, session: Session, step: int, prompts: Any, batch: Any) -> None:
         self.session = session
         self.prompts = prompts
         self.split = "val" if is_validation(prompts) else "train"
+        self.batch = batch if self.split == "train" else None
+        self._whole = rows.whole(prompts, self.batch)
         self.decision = session.plan(step, self.split)
         self.position = session.enter(step, self.split)
         self.call = self.position.call
         self._ran: list[Any] = []
+
+    @property
+    def inputs(self) -> Any:
+        """What is compared with the recording."""
+        return rows.comparable(self._whole)
 
     @property
     def replayed(self) -> bool:
@@ -136,15 +155,33 @@ class _Job:
     def keep(self, output: Any) -> Any:
         """Keep what the live function returned; return what to record."""
         self._ran.append(output)
-        return rows.with_uids(output, self.prompts)
+        return rows.with_uids(output, self._whole)
 
     def result(self, recorded: Any) -> Any:
         """What the trainer gets: the live object after a live call, else the recording."""
         if not self.replayed:
             return self._ran[0]
-        source = self.decision.source
-        if self.decision.action is Action.SUBSTITUTE and source is not None:
-            before = self.session.prompts(source, self.split, self.call)
-            if before is not None:
-                rows.restore(self.prompts, before, recorded.non_tensor_batch.get("uid"))
+        if self.decision.action is Action.SUBSTITUTE and self.decision.source is not None:
+            self._restore(recorded, self.decision.source)
         return rows.as_returned(recorded)
+
+    def _restore(self, recorded: Any, source: int) -> None:
+        """Give the prompts, and the trainer's batch they came from, those of the step that is played."""
+        before = self.session.prompts(source, self.split, self.call)
+        if before is None:
+            return
+        uids = recorded.non_tensor_batch.get("uid")
+        rows.restore(self.prompts, before, uids)
+        if self.batch is not None:
+            rows.restore_groups(self.batch, before, uids)
+        elif self.call == 0 and not _is_scored(recorded, before):
+            log.warning(
+                "step %d plays step %d, but its trainer keeps the answers to itself: rewards are computed "
+                "from responses of step %d and answers of step %d",
+                self.decision.step, source, source, self.decision.step,
+            )  # fmt: skip
+
+
+def _is_scored(recorded: Any, prompts: Any) -> bool:
+    """Whether nobody else has to score the responses, or the answers came with the prompts."""
+    return "rm_scores" in recorded.batch or "reward_model" in prompts.non_tensor_batch

@@ -15,20 +15,21 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 from rolltape.integrations import ray_env
 from rolltape.integrations.import_hook import ImportHook
+from rolltape.integrations.releases import has_module, unsupported
 from rolltape.integrations.verl.wrappers import hook
 
 log = logging.getLogger("rolltape")
 
-SKIP_PACKAGE = "verl.utils.skip"
-SKIP_MANAGER = f"{SKIP_PACKAGE}.skip_manager"
+SKIP_MANAGER = "verl.utils.skip.skip_manager"
 RAY_TRAINER = "verl.trainer.ppo.ray_trainer"
 ROLLOUT_SKIP = "verl.utils.rollout_skip"
+TRAINERS = "verl.trainer"
+"""Imported by every program that trains."""
 
 
 def load() -> None:
@@ -36,11 +37,15 @@ def load() -> None:
     asked = asked_by_environment(os.environ)
     if asked:
         _prepare_environment()
-    if not _has(SKIP_PACKAGE):
+    if not has_module(SKIP_MANAGER):
         ray_env.name_plugin(os.environ)  # inherited by the workers of a cluster that this process starts
         if asked or any("tape:" in word or "rolltape." in word for word in sys.argv):
             ray_env.hook_into(os.environ)
-    ImportHook({SKIP_MANAGER: _hook_manager, RAY_TRAINER: _hook_trainer, ROLLOUT_SKIP: _hook_skip}).start()
+    hooks = {SKIP_MANAGER: _hook_manager, RAY_TRAINER: _hook_trainer, ROLLOUT_SKIP: _hook_skip}
+    old = has_module(RAY_TRAINER) and has_module(ROLLOUT_SKIP)
+    if asked and not old and not has_module(SKIP_MANAGER):
+        hooks = {TRAINERS: _refuse}
+    ImportHook(hooks).start()
 
 
 def asked_for(config: Any) -> bool:
@@ -68,11 +73,9 @@ def _prepare_environment() -> None:
     ray_env.hook_into(os.environ)
 
 
-def _has(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # a package that holds it is not there
-        return False
+def _refuse(module: ModuleType) -> None:
+    where = f"neither {SKIP_MANAGER} nor {RAY_TRAINER} with {ROLLOUT_SKIP}"
+    raise unsupported("verl", f"has {where}", module.__file__)
 
 
 def _hook_manager(module: ModuleType) -> None:
@@ -84,7 +87,7 @@ def _hook_manager(module: ModuleType) -> None:
 
 def _hook_trainer(module: ModuleType) -> None:
     """For releases before SkipManager: the trainer itself starts its tape."""
-    if _has(SKIP_PACKAGE):
+    if has_module(SKIP_MANAGER):
         return
     from rolltape.integrations.verl.internals import TRAINER, refused
     from rolltape.integrations.verl.ray_trainer import hook_trainer

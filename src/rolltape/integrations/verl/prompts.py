@@ -22,6 +22,23 @@ def comparable(prompts: Any) -> Any:
     return type(prompts)(batch=prompts.batch, non_tensor_batch=rest, meta_info=dict(prompts.meta_info))
 
 
+def whole(prompts: Any, batch: Any) -> Any:
+    """The prompts with the columns that their trainer kept to itself, such as answers and uids.
+
+    ``batch`` is the trainer's, before each row was repeated; releases before 0.7 pass on what workers need.
+    """
+    if batch is None or not len(batch) or len(prompts) % len(batch):
+        return prompts
+    times = len(prompts) // len(batch)
+    kept = {
+        name: column.repeat(times)
+        for name, column in batch.non_tensor_batch.items()
+        if name not in prompts.non_tensor_batch
+    }
+    columns = {**prompts.non_tensor_batch, **kept}
+    return type(prompts)(batch=prompts.batch, non_tensor_batch=columns, meta_info=prompts.meta_info)
+
+
 def with_uids(output: Any, prompts: Any) -> Any:
     """The output as it is recorded: with the uid of each sample, if verl omitted it."""
     uids = prompts.non_tensor_batch.get("uid")

@@ -21,7 +21,6 @@ from rolltape.integrations.verl.generate import find_prompts
 from rolltape.integrations.verl.options import VAL, Wishes
 from rolltape.integrations.verl.session import Position, Session, working_directory
 from rolltape.integrations.verl.skip_config import SkipAction, SkipOptions, read_options
-from rolltape.integrations.verl.trainers import restore_answers
 from rolltape.integrations.verl.wrappers import lookup, replace_generation
 from rolltape.key import Key
 from rolltape.settings import resolve
@@ -63,8 +62,8 @@ class RolloutSkip:
         after a resume.
         """
         trainers_own = lookup("generation", "rollout")
-        if trainers_own is not None and global_steps is not None:
-            restore_answers(trainers_own.session, int(global_steps), new_batch)
+        if trainers_own is not None:
+            trainers_own.expect(new_batch)
             return
         self._new_batch = new_batch
         self._step = None if global_steps is None else int(global_steps)

@@ -77,11 +77,6 @@ class Session:
         position.call += 1
         return position
 
-    def next_call(self, step: int) -> int:
-        """The number of the next call of training at this step."""
-        position = self._at.get("train")
-        return position.call + 1 if position is not None and position.step == step else 0
-
     def plan(self, step: int, split: str = "train") -> Decision:
         """What would happen to the first call of the step."""
         return self.tape.plan(step, split=split)

@@ -10,9 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rolltape.integrations.verl.prompts import restore_groups
 from rolltape.integrations.verl.wrappers import is_marked, lookup, marked
-from rolltape.policy import Action
 
 Method = Callable[..., Any]
 
@@ -24,7 +22,7 @@ _BUFFER = f"{_PACKAGE}.replay_buffer"
 
 def wrap_trainers() -> None:
     """Wrap the trainers that this process has imported; once."""
-    _wrap(_V0, "RayPPOTrainer", "_get_gen_batch", _with_answers)
+    _wrap(_V0, "RayPPOTrainer", "_get_gen_batch", _tell_batch)
     _wrap(_V1, "PPOTrainer", "_add_async_warmup_batches", _warm_up)
     if not hasattr(getattr(sys.modules.get(_V1), "PPOTrainer", None), "_add_async_warmup_batches"):  # 0.9.0
         _wrap(f"{_PACKAGE}.trainer_colocate_async", "PPOTrainerColocateAsync", "on_train_begin", _warm_up)
@@ -48,22 +46,12 @@ def _wrap(module: str, owner: str, name: str, around: Method) -> None:
     setattr(cls, name, marked(call))
 
 
-def _with_answers(live: Method, trainer: Any, batch: Any) -> Any:
-    generation = lookup("generation", "rollout")
-    if generation is not None and not batch.meta_info.get("validate"):
-        restore_answers(generation.session, max(0, int(trainer.global_steps)), batch)
-    return live(trainer, batch)
-
-
-def restore_answers(session: Any, step: int, batch: Any) -> None:
-    """If another step will be played, the batch gets the answers and uids of that step."""
-    decision = session.plan(step)
-    if decision.action is Action.SUBSTITUTE and decision.source is not None:
-        call = session.next_call(step)
-        recorded = session.tape.recording(decision.source, call=call).value()
-        before = session.prompts(decision.source, call=call)
-        if before is not None:
-            restore_groups(batch, before, recorded.non_tensor_batch.get("uid"))
+def _tell_batch(live: Method, trainer: Any, batch: Any) -> Any:
+    """The batch that prompts are taken from: whether they are for validation is known when they are used."""
+    prompts = live(trainer, batch)
+    if (generation := lookup("generation", "rollout")) is not None:
+        generation.expect(batch)
+    return prompts
 
 
 def _warm_up(live: Method, trainer: Any, *args: Any) -> Any:

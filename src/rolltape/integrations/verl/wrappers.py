@@ -29,11 +29,14 @@ def hook(manager: Any, asked_for: Callable[[Any], bool]) -> None:
     )  # fmt: skip
 
     def init_with_tape(config: Any) -> None:
-        init(config)
-        if asked_for(config):
-            from rolltape.integrations.verl.install import start
+        if not asked_for(config):
+            init(config)
+            return
+        from rolltape.integrations.verl import install, internals
 
-            start(config)
+        internals.check_trainers()
+        init(config)
+        install.start(config)
 
     def set_step_and_flush(step: int) -> None:
         if (install := _installed()) is not None:

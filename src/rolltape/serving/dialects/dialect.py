@@ -95,6 +95,11 @@ class Dialect:
     """Fields that become `messages`, `prompt` or `prompt_ids`."""
     context_fields: ClassVar[frozenset[str]] = frozenset()
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """Fields that are data, whatever is written in them: the model reads them."""
+        return self.prompt_fields
+
     def for_body(self, body: Any) -> Dialect:
         """The dialect of this very request, where servers of several kinds share a path."""
         return self

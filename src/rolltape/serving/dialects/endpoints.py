@@ -21,6 +21,7 @@ class AnyGenerate(Dialect):
     """`/generate`, which vLLM's demo server, SGLang and TRL all have: the body tells which it is."""
 
     name = "generate"
+    prompt_fields = DEMO.prompt_fields | SGLANG.prompt_fields | TRL.prompt_fields
 
     def for_body(self, body: Any) -> Dialect:
         fields = mapping(body)

@@ -13,7 +13,16 @@ from rolltape.batch.floats import FLOATS, is_nan
 from rolltape.reader.stored_file import Id
 from rolltape.verify.align.counted_places import WHOLE, BothCounted, among_tokens, cut
 from rolltape.verify.measure.bias import Bias, count_votes
-from rolltape.verify.measure.difference import Difference, made_as, measure, same, same_bits, unlike
+from rolltape.verify.measure.difference import (
+    PLAIN,
+    Difference,
+    made_as,
+    measure,
+    same,
+    same_bits,
+    take_apart,
+    unlike,
+)
 from rolltape.verify.measure.limits import Limits
 
 
@@ -64,7 +73,8 @@ class ColumnDifference:
 
     difference: Difference
     first: Place | None = None
-    """The first element beyond its limit; where none is, the first that differs or is no number."""
+    """The first sample of another length; else the first element beyond its limit; where none is, the first
+    that differs or is no number."""
     worst: Place | None = None
     samples: int = 0
     """How many samples are beyond the limit; where none is, how many differ."""
@@ -101,7 +111,7 @@ def compare_columns(
     if kinds[0] != kinds[1]:
         return ColumnDifference(Difference(kinds[0], 0), dtypes=kinds)
     if isinstance(left, ObjectColumn) or isinstance(right, ObjectColumn):
-        return _objects(left, right, pairs)
+        return _objects(left, right, pairs, limits)
     if isinstance(left, ArrayColumn) and isinstance(right, ArrayColumn) and _same_shape(left, right):
         # What is NaN wherever a mask looks is no number, however it is padded: then the mask is asked below.
         floats = kinds[0] in FLOATS
@@ -128,9 +138,11 @@ def compare_columns(
 
     samples = found.rows or (differing(a, b, ends) if found.mismatched else 0)
     bias = count_votes(a, b, ends, found, limits) if limits else None
-    return ColumnDifference(
-        found, place(found.first), place(found.worst), samples, lined.misshapen, bias=bias
-    )
+    first = place(found.first)
+    if lined.misshapen:  # then this is what is said of the column: of one sample, not of a value in another
+        at = pairs.ids.index(lined.misshapen[0])
+        first = Place(pairs.ids[at], int(pairs.left[at]), ())
+    return ColumnDifference(found, first, place(found.worst), samples, lined.misshapen, bias=bias)
 
 
 def align(left: Column, right: Column, pairs: Pairs, places: BothCounted = WHOLE) -> Aligned:
@@ -180,15 +192,39 @@ def differing(a: np.ndarray, b: np.ndarray, ends: np.ndarray) -> int:
     return int(np.count_nonzero(np.logical_or.reduceat(a.view(bits) != b.view(bits), starts)))
 
 
-def _objects(left: Column, right: Column, pairs: Pairs) -> ColumnDifference:
+def _objects(left: Column, right: Column, pairs: Pairs, limits: Limits | None) -> ColumnDifference:
+    """Values of Python: floats in them as far apart as floats may be, all else the same."""
     ours, theirs = left.rows(), right.rows()
-    matched = enumerate(zip(pairs.left, pairs.right, strict=True))
-    differ = [at for at, (a, b) in matched if not same(ours[a], theirs[b])]
+    rows = [(ours[a], theirs[b]) for a, b in zip(pairs.left, pairs.right, strict=True)]
+    differ = [at for at, (a, b) in enumerate(rows) if not same(a, b)]
     if not differ:
-        return ColumnDifference(Difference("object", len(pairs.ids)))
-    place = Place(pairs.ids[differ[0]], int(pairs.left[differ[0]]), ())
-    found = unlike("object", len(pairs.ids), len(differ), differ[0])
-    return ColumnDifference(found, place, place, len(differ))
+        return ColumnDifference(Difference("object", len(rows)))
+    apart = [(take_apart(a), take_apart(b)) for a, b in rows]
+    fits = [same(a.frame, b.frame) for a, b in apart]
+    numbers = [
+        [(x, y) for x, y in zip(a.floats, b.floats, strict=True) if x == x or y == y] if fit else []
+        for (a, b), fit in zip(apart, fits, strict=True)
+    ]
+    ends = np.cumsum([len(row) for row in numbers])
+    a, b = np.array([pair for row in numbers for pair in row], np.float64).reshape(-1, 2).T
+    found = measure(a, b, "float64", limits, judged_as=PLAIN, ends=ends)
+
+    def place(row: int) -> Place:
+        return Place(pairs.ids[row], int(pairs.left[row]), ())
+
+    first, worst = (
+        None if flat is None else int(np.searchsorted(ends, flat, "right"))
+        for flat in (found.first, found.worst)
+    )
+    lost = [at for at, fit in enumerate(fits) if not fit]
+    if not lost:
+        assert first is not None
+        return ColumnDifference(
+            found, place(first), place(first if worst is None else worst), found.rows or len(differ)
+        )
+    at = min(lost[0], first) if found.beyond and first is not None else lost[0]
+    off = len(lost) + found.rows
+    return ColumnDifference(unlike("object", len(rows), off, at), place(at), place(at), off)
 
 
 def _dtype(column: Column) -> str:

@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
@@ -34,37 +35,53 @@ class Match:
     other_uids: bool
     """Whether the two tapes have no uid in common: then uids are not compared."""
 
+    def names_of(self, stage: Samples, rollout: Samples) -> dict[Id, Id] | None:
+        """What the samples of another stage are called, which may count those of a uid otherwise."""
+        if stage.counted == rollout.counted:
+            return self.names
+        if not self.other_uids:
+            return None  # an index of its own, beside a uid that both tapes have, tells who is who
+        uids = {theirs: ours for (theirs, _), (ours, _) in self.names.items()}
+        return {(uid, index): (uids.get(uid, uid), index) for uid, index in stage.ids}
+
 
 def match(left: Samples, right: Samples) -> Match | None:
     """Match samples by what they hold, where who they are does not tell; None where it does."""
     ours, theirs = {uid for uid, _ in left.ids}, {uid for uid, _ in right.ids}
-    if ours & theirs:
-        return _within_groups(left, right)
-    if not ours or "" in ours | theirs or len(left.ids) != len(right.ids):
+    if not ours or not theirs or "" in ours | theirs:
         return None
+    if not ours & theirs:
+        return _by_content(left, right, other_uids=True)
+    if set(left.ids) == set(right.ids) or columns_with([*left.stored, *right.stored], "uid"):
+        return _within_groups(left, right)
+    return _by_content(left, right, other_uids=False)  # a uid is a hash of the prompt: another prompt
+
+
+def _by_content(left: Samples, right: Samples, *, other_uids: bool) -> Match | None:
+    """Samples by prompt and response, what is left by prompt and order, then by the response alone."""
     prompts = _contents(left, *PROMPTS), _contents(right, *PROMPTS)
     responses = _contents(left, *RESPONSES), _contents(right, *RESPONSES)
     told = [
-        (name, both)
+        (name, both[0], both[1])
         for name, both in (("prompt", prompts), ("response", responses))
         if both[0] is not None and both[1] is not None
     ]
-    keys = [
-        [[*zip(*(both[side] for _, both in told[:count]), strict=True)] for side in (0, 1)]
-        for count in range(len(told), 0, -1)
-    ]
-    found = _matched(left.ids, right.ids, [(a, b) for a, b in keys])
+    if not told and len(left.ids) != len(right.ids):
+        return None
+    both = [(a, b) for _, a, b in told]
+    pairs = [([*zip(*(a for a, _ in both), strict=True)], [*zip(*(b for _, b in both), strict=True)])]
+    found = _matched(left.ids, right.ids, [*pairs, *both])
     if told and not found:
         return None  # other samples: that is a finding
     rows = [] if told else zip(right.ids, left.ids, strict=True)
-    words = " and ".join(name for name, _ in told) or "order alone"
-    return Match(found | dict(rows), words, other_uids=True)
+    words = " and ".join(name for name, _, _ in told) or "order alone"
+    return Match(_apart(found, left, right) | dict(rows), words, other_uids)
 
 
 def _within_groups(left: Samples, right: Samples) -> Match | None:
     """Samples of one uid that only their order tells apart, in another order."""
     parted = max(Counter(uid for uid, _ in left.ids).values()) > 1
-    if not parted or not (left.counted or right.counted) or set(left.ids) != set(right.ids):
+    if not parted or not (left.counted or right.counted):
         return None
     if any(is_alike(left.files, right.files, name) for name in columns_with(left.stored, *RESPONSES)[:1]):
         return None
@@ -81,7 +98,19 @@ def _within_groups(left: Samples, right: Samples) -> Match | None:
     found = _matched(left.ids, right.ids, [(both[0], both[1]), (groups[0], groups[1])])
     if all(name == other for name, other in found.items()):
         return None
-    return Match(found, "uid and response", other_uids=False)
+    return Match(_apart(found, left, right), "uid and response", other_uids=False)
+
+
+def _apart(found: dict[Id, Id], left: Samples, right: Samples) -> dict[Id, Id]:
+    """The names that were found; for samples that the baseline has not, names that are nobody else's."""
+    taken = {*left.ids, *right.ids}
+    names = dict(found)
+    for uid, index in right.ids:
+        if (uid, index) not in found and (uid, index) in left.places:
+            free = next(at for at in count() if (uid, at) not in taken)
+            names[uid, index] = (uid, free)
+            taken.add((uid, free))
+    return names
 
 
 def _matched(

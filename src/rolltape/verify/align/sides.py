@@ -41,7 +41,8 @@ class Sides:
         if ours is None or theirs is None:
             found = match(left, right)
         if found is not None and right.names is None:
-            right = Samples(right.recordings, whole=True, rollout=right.rollout, names=found.names)
+            names = found.names_of(right, right if theirs is None else theirs)
+            right = Samples(right.recordings, whole=True, rollout=right.rollout, names=names)
         return left, right, found
 
     def _read_rollouts(self, split: str, step: int) -> None:

@@ -18,11 +18,11 @@ from rolltape.reader.stored_file import Id
 from rolltape.verify.align.column_alignment import Pairs, align, pair
 from rolltape.verify.align.counted_places import Counted, counted_places
 from rolltape.verify.align.sides import Sides
-from rolltape.verify.compare_stage import LOGGED
 from rolltape.verify.comparison import METRICS, Comparison, Entry
 from rolltape.verify.diagnose.evidence import Cause, Evidence, Rows, Values
 from rolltape.verify.diagnose.patterns import Case, explain, grows_with_length
 from rolltape.verify.diagnose.scopes import outside_the_mask, place_scope, row_scope
+from rolltape.verify.measure.difference import PLAIN
 from rolltape.verify.measure.limits import TOLERANCES
 from rolltape.verify.measure.verdict import Verdict
 
@@ -100,7 +100,7 @@ def _by_step(comparison: Comparison, first: Entry) -> Evidence | None:
     if not steps or not all(isinstance(number, float) for side in logged for number in side):
         return None
     before, after = ([np.array(number) for number in side] for side in logged)
-    rtol, atol = _tolerance(first, before, LOGGED)
+    rtol, atol = _tolerance(first, before, PLAIN)
     return Evidence(before, after, rtol=rtol, atol=atol, steps=True)
 
 
@@ -128,7 +128,7 @@ def by_sample(first: Entry, baseline: Run, candidate: Run) -> Evidence | None:
     before, after = _rows(a, b, first.name, pairs)
     if not before:
         return None
-    rtol, atol = _tolerance(first, before, getattr(a.columns[first.name], "dtype", LOGGED))
+    rtol, atol = _tolerance(first, before, getattr(a.columns[first.name], "dtype", PLAIN))
     return Evidence(
         before,
         after,

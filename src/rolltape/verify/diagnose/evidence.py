@@ -121,16 +121,18 @@ class Values:
         chosen = [random.choice(part, min(PROBED // 2, len(part)), replace=False) for part in parts]
         return self.take(np.sort(np.concatenate(chosen)))
 
-    def near(self, predicted: np.ndarray) -> np.ndarray:
-        """Which of the candidate's values a prediction meets."""
-        size = _rms(predicted) / (_rms(self.a) or 1.0)
-        return np.asarray(
-            np.abs(self.b - predicted) <= SLACK * (self.atol * size + self.rtol * np.abs(predicted))
-        )
+    def near(self, predicted: np.ndarray, slope: float = 0.0) -> np.ndarray:
+        """Which of the candidate's values a prediction meets.
 
-    def explained(self, predicted: np.ndarray) -> bool:
+        The baseline's are rounded too: ``slope`` times that is in a prediction, also where it comes near 0.
+        """
+        size = _rms(predicted) / (_rms(self.a) or 1.0)
+        rounded = np.maximum(np.abs(predicted), abs(slope) * np.abs(self.a))
+        return np.asarray(np.abs(self.b - predicted) <= SLACK * (self.atol * size + self.rtol * rounded))
+
+    def explained(self, predicted: np.ndarray, slope: float = 0.0) -> bool:
         """Whether a prediction gives all values that differ, and nothing that stayed speaks against it."""
-        off, near = self.off, self.near(predicted)
+        off, near = self.off, self.near(predicted, slope)
         if not off.any() or not near[off].all():
             return False
         if not near.all() and distinct(self.a[off]) < MANY:

@@ -342,7 +342,7 @@ def offset(case: Case, found: Values) -> Fit | None:
     if distinct(found.a[found.off]) < FEWEST:
         return None
     by = float(np.mean((found.b - found.a)[found.off]))
-    if not found.explained(found.a + by):
+    if not found.explained(found.a + by, slope=1.0):
         return None
     text = f"every value that differs is off by {by:.6g}: a constant is added or left out"
     return Fit(1, Cause("offset", text))
@@ -357,8 +357,8 @@ def affine(case: Case, found: Values) -> Fit | None:
     factor = float(np.dot(centred, b) / np.dot(centred, centred))
     by = float(b.mean() - factor * a.mean())
     predicted = factor * found.a + by
-    if not found.explained(predicted) or not found.near(predicted).all():  # a norm is that of all values
-        return None
+    if not found.explained(predicted, factor) or not found.near(predicted, factor).all():
+        return None  # a norm is that of all values
     white = abs(found.b.mean()) < 1e-3 and abs(found.b.std() - 1) < 1e-2
     why = "whitened, which the baseline's are not" if white else "normalised with another mean and deviation"
     return Fit(2, Cause("affine", f"each value is {factor:.6g} times the baseline's plus {by:.6g}: {why}"))
@@ -386,8 +386,10 @@ def _by_part(found: Values, part: np.ndarray, parts: int) -> Fit | None:
         a, b = found.a[mine], found.b[mine]
         factors.append(float(np.dot(a, b) / np.dot(a, a)))
         predicted[mine] = factors[-1] * a
-    if not found.explained(predicted):
-        return None
+    off = found.off
+    together = float(np.dot(found.a[off], found.b[off]) / np.dot(found.a[off], found.a[off]))
+    if not found.explained(predicted) or found.near(together * found.a)[off].all():
+        return None  # one factor for all of them, if there are too few numbers to tell that
     text = (
         f"each prompt's samples are scaled by a factor of their own, from {min(factors):.6g} "
         f"to {max(factors):.6g}: the deviation of a group is applied in one run alone, or in another way"

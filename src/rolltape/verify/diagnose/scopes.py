@@ -108,7 +108,9 @@ def place_scope(evidence: Evidence, changed: Sequence[int]) -> tuple[Cause, np.n
     if not rows or any(a.ndim != 1 or a.shape != b.shape for a, b in rows):
         return None
     wrong = [np.flatnonzero(evidence.differ(a, b)) for a, b in rows]
-    if any(len(places) != 1 for places in wrong) or sum(len(a) > 1 for a, _ in rows) < FEWEST:
+    # Samples of one prompt may have the very same row: that is one that differs there, not several.
+    several = {a.tobytes() for a, _ in rows if len(a) > 1}
+    if any(len(places) != 1 for places in wrong) or len(several) < FEWEST:
         return None
     for word in ("first", "last"):
         ends = [_end(a, b, word) for a, b in rows]

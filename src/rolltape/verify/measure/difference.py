@@ -18,6 +18,9 @@ from rolltape.verify.measure.beyond import Beyond, Bounds, find_beyond
 from rolltape.verify.measure.limits import Limits
 from rolltape.verify.measure.running_sums import PIECE, Sums
 
+PLAIN = "float32"
+"""Floats of Python are doubles, and what they hold was mostly computed in this: its tolerance applies."""
+
 
 def made_as(*floats: float) -> str:
     """The dtype that Python's floats come from: most are single floats that it holds as doubles."""
@@ -43,6 +46,34 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return list(a) == list(b) and all(same(a[name], b[name]) for name in a)
     return bool(a == b)
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A plain value, and the floats that are in it."""
+
+    frame: Any
+    """The value, with a type in the place of each float."""
+    floats: list[float]
+
+
+def take_apart(value: Any) -> Apart:
+    """The floats of a plain value, in lists and mappings too, and all that is around them.
+
+    >>> take_apart([1, {"x": 0.5}, None])
+    Apart(frame=[1, {'x': <class 'float'>}, None], floats=[0.5])
+    """
+    floats: list[float] = []
+
+    def framed(one: Any) -> Any:
+        if isinstance(one, (float, np.floating)):
+            floats.append(float(one))
+            return type(one)
+        if type(one) in (list, tuple):
+            return type(one)(framed(inner) for inner in one)
+        return {name: framed(inner) for name, inner in one.items()} if type(one) is dict else one
+
+    return Apart(framed(value), floats)
 
 
 @dataclass(frozen=True, slots=True)
