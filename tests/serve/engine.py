@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-LIMIT = 120.0
+LIMIT = 60.0
 """Seconds after which what is waited for is taken never to come, on however slow a machine."""
 
 

@@ -22,6 +22,9 @@ _DROPPED = HOP_BY_HOP | {
     "strict-transport-security",
 }
 
+BROKEN_OFF = 502
+"""What a client is told where the server behind could not be reached, or its answer broke off."""
+
 
 def kept_answer_headers(headers: Iterable[tuple[str, str]]) -> Mapping[str, str]:
     """The headers of an answer that are passed back and kept."""
@@ -40,7 +43,7 @@ def failure(status: int, dialect: Dialect | None, message: str, miss: Miss | Non
     details = miss.to_json() if miss is not None else {"reason": message}
     plain = {"error": {"message": message}, "rolltape": details}
     response = json_answer(status, dialect.error(message, details) if dialect else plain)
-    if status != 502:
+    if status != BROKEN_OFF:
         response.headers["x-should-retry"] = "false"
     return response
 

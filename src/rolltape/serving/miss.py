@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from rolltape.reader.visible import visible
@@ -11,6 +13,9 @@ from rolltape.serving.asked import Asked, BadBody, Naming, keys_of, parse_body, 
 from rolltape.serving.dialects import Dialect, Request
 from rolltape.serving.lookup import Lookup, Slot
 from rolltape.serving.secrets import without_secrets
+
+MOST_COMPARED = 256
+"""How many recordings that begin alike are looked at, letter by letter."""
 
 AROUND = 40
 """Letters shown on each side of a difference."""
@@ -77,21 +82,42 @@ def _spent(same: list[Slot], asked: Asked, step: int | None, weights: str) -> Mi
 def _nearest(lookup: Lookup, asked: Asked, naming: Naming) -> Slot | None:
     """The recorded call that shares the longest beginning with what is asked; the session's own first."""
     try:
-        prefixes = keys_of(asked.method, asked.path, parse_body(asked.body), naming).prefixes
+        body = parse_body(asked.body)
+        prefixes = keys_of(asked.method, asked.path, body, naming).prefixes
     except BadBody:
-        prefixes = ()
+        body, prefixes = None, ()
     target = f"{asked.method} {asked.path.rstrip('/')}"
     depth = {digest: at for at, digest in enumerate(prefixes, 1)}
-    best: tuple[tuple[bool, int, bool, int], Slot] | None = None
+    ranked: dict[tuple[bool, int], dict[bytes, Slot]] = {}
     for slot, recorded in lookup.prefixes():
         if slot.target.partition("?")[0] != target:
             continue
         shared = max((depth.get(int(digest), 0) for digest in recorded), default=0)
         own = asked.session is not None and slot.session == asked.session
-        rank = (own, shared, not slot.given, -slot.arrival)
-        if best is None or rank > best[0]:
-            best = rank, slot
-    return best[1] if best else None
+        same = ranked.setdefault((own, shared), {})
+        if slot.body not in same or (same[slot.body].given and not slot.given):
+            same[slot.body] = slot
+    if not ranked:
+        return None
+    best = list(islice(ranked[max(ranked)].values(), MOST_COMPARED))
+    return max(best, key=lambda slot: (*_likeness(lookup, slot, asked, body), not slot.given, -slot.arrival))
+
+
+def _likeness(lookup: Lookup, slot: Slot, asked: Asked, body: Any) -> tuple[int, int]:
+    """How much of what is asked a recording has at its beginning, and in how few settings it differs."""
+    try:
+        theirs = parse_body(lookup.request_body(slot))
+    except BadBody:
+        return -1, 0
+    if asked.dialect is None or not isinstance(body, dict) or not isinstance(theirs, dict):
+        return -1, 0
+    place = first_difference(asked.dialect.request(theirs), asked.dialect.request(body))
+    if place is None:
+        return sys.maxsize, -len(_fields(asked.dialect, theirs, body))
+    counted = (place.get(name) for name in ("message", "prompt", "token", "letter"))
+    weights = (10**12, 10**12, 1, 1)
+    found = [at * weight for at, weight in zip(counted, weights, strict=True) if at is not None]
+    return sum(found) if found else -1, 0
 
 
 def _compared(lookup: Lookup, slot: Slot, asked: Asked) -> Miss:

@@ -15,7 +15,7 @@ from aiohttp import web
 from rolltape.serving.asked import Asked
 from rolltape.serving.call import Call
 from rolltape.serving.call_writer import CallWriter
-from rolltape.serving.http_answers import break_off, failure, kept_answer_headers
+from rolltape.serving.http_answers import BROKEN_OFF, break_off, failure, kept_answer_headers
 from rolltape.serving.lookup import Slot
 from rolltape.serving.tally import Tally
 from rolltape.serving.upstream import NoUpstream, Upstreams
@@ -87,7 +87,7 @@ class Passing:
             if not call.aborted:
                 call.aborted = "unreachable"
                 self._tally.calls["failed"] += 1
-            return failure(502, asked.dialect, f"the inference server cannot be reached: {error}")
+            return failure(BROKEN_OFF, asked.dialect, f"the inference server cannot be reached: {error}")
         except (asyncio.CancelledError, ConnectionResetError):
             call.aborted = call.aborted or "client"
             raise
@@ -112,7 +112,7 @@ class Passing:
             call.chunks.append(body)
             call.seconds.append(time.perf_counter() - started)
         except (aiohttp.ClientError, TimeoutError) as error:
-            call.aborted = "upstream"
+            call.aborted, call.status = "upstream", BROKEN_OFF
             raise NoUpstream(f"the answer broke off: {error}") from error
         finally:
             answer.close()  # one that was not read to its end is broken off

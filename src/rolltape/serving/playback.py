@@ -8,7 +8,7 @@ import time
 from aiohttp import web
 
 from rolltape.serving.gate import Ticket
-from rolltape.serving.http_answers import break_off, failure
+from rolltape.serving.http_answers import BROKEN_OFF, break_off, failure
 from rolltape.serving.lookup import Answer, Lookup, Slot
 from rolltape.serving.options import ServeOptions
 
@@ -38,8 +38,10 @@ class Playback:
         self, request: web.BaseRequest, answer: Answer, started: float, ticket: Ticket | None = None
     ) -> web.StreamResponse:
         """Give an answer as it came then. With its ticket, it waits for its turn."""
-        if answer.aborted and not answer.chunks:
+        if answer.aborted == "client" and not answer.chunks:
             return await self._hold()
+        if answer.aborted == "upstream" and answer.status == BROKEN_OFF:
+            return failure(BROKEN_OFF, None, "the inference server broke this answer off when it was recorded")
         if answer.aborted or answer.is_stream:
             return await self._send_pieces(request, answer, started, ticket)
         await self._until(started, answer.latency)
