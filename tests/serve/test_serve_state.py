@@ -1,0 +1,35 @@
+"""Questions to the control plane are answered as the engine was then, however often they are asked."""
+
+import json
+
+import httpx
+
+import rolltape
+from tests.serve.engine import Engine, Plan
+
+
+def train(url: str, questions: int) -> list[str]:
+    """Two updates of the weights; what the server says of them after each, and before the first."""
+    told = []
+    for version in (None, "0", "1"):
+        if version is not None:
+            httpx.post(f"{url}/update_weight_version", json={"new_version": version}).raise_for_status()
+        for _ in range(questions):
+            told.append(httpx.get(f"{url}/weight_info").json()["weight_version"])
+    return told
+
+
+def test_the_version_of_the_weights_is_that_of_the_moment(tmp_path):
+    state = {"weight_version": "none"}
+
+    def answer(seen):
+        if seen.method == "POST":
+            state["weight_version"] = seen.json["new_version"]
+        return Plan(body=json.dumps(state).encode())
+
+    with Engine(answer) as engine, rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server:
+        assert train(server.url, 3) == ["none"] * 3 + ["0"] * 3 + ["1"] * 3
+    for questions in (1, 5):
+        with rolltape.serve(tmp_path / "tape", mode="replay") as server:
+            told = train(server.url, questions)
+        assert told == ["none"] * questions + ["0"] * questions + ["1"] * questions
