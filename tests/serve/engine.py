@@ -1,7 +1,7 @@
 """An inference server that is not one: real HTTP, answers that no two calls share, and faults when asked for.
 
-    with Engine() as engine, rolltape.serve(tape, engine.url, mode="record") as server:
-        ask(server.url, "/v1/chat/completions", chat("hello"))
+with Engine() as engine, rolltape.serve(tape, engine.url, mode="record") as server:
+    ask(server.url, "/v1/chat/completions", chat("hello"))
 """
 
 from __future__ import annotations

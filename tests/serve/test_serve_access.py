@@ -29,7 +29,10 @@ def test_others_need_one(host):
 
 
 def test_a_server_for_others_answers_nobody_without_its_token(tmp_path):
-    with Engine() as engine, rolltape.serve(tmp_path / "t", engine.url, mode="record", host="0.0.0.0") as server:
+    with (
+        Engine() as engine,
+        rolltape.serve(tmp_path / "t", engine.url, mode="record", host="0.0.0.0") as server,
+    ):
         url = server.url.replace("0.0.0.0", "127.0.0.1")
         for path in ("/v1/chat/completions", "/rolltape/step", "/health", "/update_weights"):
             assert ask(url, {"step": 1}, path=path).status == 401
@@ -40,7 +43,9 @@ def test_a_server_for_others_answers_nobody_without_its_token(tmp_path):
         assert ask(url, chat("x"), Authorization=f"Bearer {server.token}").status == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "2130706433", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "2130706433", ""]
+)
 def test_another_name_for_this_machine_is_refused(tmp_path, host):
     """A page that makes its own name mean 127.0.0.1 gets nothing."""
     with Engine() as engine, rolltape.serve(tmp_path / "t", engine.url, mode="record") as server:
@@ -127,7 +132,10 @@ def test_a_tape_that_has_calls_is_not_recorded_over(tmp_path):
     with Engine() as engine:
         with rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server:
             ask(server.url, chat("x"))
-        with pytest.raises(rolltape.StepExistsError), rolltape.serve(tmp_path / "tape", engine.url, mode="record"):
+        with (
+            pytest.raises(rolltape.StepExistsError),
+            rolltape.serve(tmp_path / "tape", engine.url, mode="record"),
+        ):
             pass
         with rolltape.serve(tmp_path / "tape", engine.url, mode="rewrite") as server:
             ask(server.url, chat("y"))

@@ -54,7 +54,9 @@ CALLS = {
         "/generate/", {"prompts": ["x"], "n": 2},
         {"prompt_ids": [PROMPT], "completion_ids": [[1], [2]], "logprobs": [[[-1.0]], [[-2.0]]]},
     ),
-    "vllm tokens": ("/inference/v1/generate", {"token_ids": PROMPT}, models.completion_json([ANSWER], PROMPT)),
+    "vllm tokens": (
+        "/inference/v1/generate", {"token_ids": PROMPT}, models.completion_json([ANSWER], PROMPT)
+    ),
     "tokenize": ("/tokenize", {"prompt": "x"}, {"tokens": PROMPT, "count": 3}),
     "detokenize": ("/detokenize", {"tokens": PROMPT}, {"prompt": "abc"}),
     "score": ("/score", {"text_1": "a", "text_2": "b"}, {"model": "m", "data": []}),
@@ -162,10 +164,12 @@ def recorded(folder, change: str | None = None):
         message = {"role": "assistant", "content": "something else"}
         return Plan(body=json.dumps({"model": "m", "choices": [{"index": 0, "message": message}]}).encode())
 
-    with Engine(plan, deterministic=True) as engine:
-        with rolltape.serve(folder, engine.url, mode="record") as server:
-            for number in range(5):
-                ask(server.url, chat(f"question {number}"), X_Session_ID=f"s{number}")
+    with (
+        Engine(plan, deterministic=True) as engine,
+        rolltape.serve(folder, engine.url, mode="record") as server,
+    ):
+        for number in range(5):
+            ask(server.url, chat(f"question {number}"), X_Session_ID=f"s{number}")
     return folder
 
 

@@ -46,9 +46,11 @@ def test_a_field_of_the_body_names_the_session(tmp_path, when):
 
 
 def test_a_header_of_ones_own_names_the_session(tmp_path):
-    with Engine() as engine:
-        with rolltape.serve(tmp_path / "t", engine.url, mode="record", identity=["X-My-Task"]) as server:
-            said = [ask(server.url, chat("x"), X_My_Task=name).text for name in "abc"]
+    with (
+        Engine() as engine,
+        rolltape.serve(tmp_path / "t", engine.url, mode="record", identity=["X-My-Task"]) as server,
+    ):
+        said = [ask(server.url, chat("x"), X_My_Task=name).text for name in "abc"]
     with rolltape.serve(tmp_path / "t", mode="replay", identity=["x-my-task"], order="none") as server:
         assert [ask(server.url, chat("x"), X_My_Task=name).text for name in "cab"] == [said[2], *said[:2]]
     assert server.summary()["levels"]["identity"] == 3
@@ -56,9 +58,9 @@ def test_a_header_of_ones_own_names_the_session(tmp_path):
 
 def test_what_does_not_change_the_answer_is_left_out_without_asking(tmp_path):
     names = ("user", "request_id", "rid", "prompt_cache_key", "metadata", "session_id")
-    (said,) = record(tmp_path / "tape", [chat("x", **{name: "1" for name in names})])
+    (said,) = record(tmp_path / "tape", [chat("x", **dict.fromkeys(names, "1"))])
     with rolltape.serve(tmp_path / "tape", mode="replay") as server:
-        assert ask(server.url, chat("x", **{name: "2" for name in names})).text == said
+        assert ask(server.url, chat("x", **dict.fromkeys(names, "2"))).text == said
     assert server.summary()["differs"] == {}
 
 
@@ -71,7 +73,9 @@ def test_fields_that_ought_to_be_the_same_are_counted(tmp_path):
 
 
 def test_the_order_of_fields_and_the_spaces_between_them_do_not_count(tmp_path):
-    (said,) = record(tmp_path / "tape", [b'{"model": "m", "messages": [{"role": "user", "content": "\\u00e9"}]}'])
+    (said,) = record(
+        tmp_path / "tape", [b'{"model": "m", "messages": [{"role": "user", "content": "\\u00e9"}]}']
+    )
     with rolltape.serve(tmp_path / "tape", mode="replay") as server:
         other = '{"messages":[{"content":"é","role":"user"}],"model":"m"}'.encode()
         assert ask(server.url, other).text == said

@@ -129,5 +129,3 @@ def test_a_path_names_the_slot_too(tmp_path):
         for path in reversed(paths):
             assert ask(server.url, chat("same"), path=path).body == recorded[path]
     assert {row["session"] for row in rows(tmp_path / "tape")} == {f"iter/3/traj-{n}" for n in range(4)}
-
-

@@ -155,7 +155,9 @@ def kept_request(asked: Asked) -> KeptRequest:
         parsed = parse_body(asked.body) if asked.body else None
     except BadBody:
         form = "x-www-form-urlencoded" in asked.headers.get("content-type", "")
-        return KeptRequest(safe_query(asked.body.decode("latin-1")).encode("latin-1") if form else asked.body, None)
+        return KeptRequest(
+            safe_query(asked.body.decode("latin-1")).encode("latin-1") if form else asked.body, None
+        )
     if not may_hold_secrets(asked.body):
         return KeptRequest(asked.body, parsed)
     safe = without_secrets(parsed, asked.dialect.reads if asked.dialect else ())
@@ -185,7 +187,7 @@ def _untyped() -> dict[str, Any]:
 
 
 def without_typed(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A row whose typed columns cannot be stored, nested without end say: the bytes are there all the same."""
+    """A row whose typed columns cannot be stored, nested too deeply say: the bytes are there all the same."""
     return {**stored, **_untyped()}
 
 
