@@ -107,4 +107,4 @@ def test_every_name_it_adds_to_a_suite_is_its_own(suite):
     """It is loaded wherever it is installed: a fixture of a common name would get into the way of others."""
     said = suite("--fixtures", "-q")[1]
     fixtures = re.findall(r"^(\w+).*rolltape/pytest_plugin", said, re.MULTILINE)
-    assert fixtures == ["rolltape_tape"]
+    assert sorted(fixtures) == ["rolltape_serve", "rolltape_tape"]

@@ -12,6 +12,7 @@ import hashlib
 import json
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,7 @@ class Engine:
         self.broken_off = 0
         """Answers whose client went away."""
         self.url = ""
+        self._salt = uuid.uuid4().hex
 
     def calls(self, path: str = "/v1/chat/completions") -> list[Seen]:
         return [seen for seen in self.seen if seen.path == path]
@@ -141,7 +143,7 @@ class Engine:
         if not seen.path.startswith(("/v1/c", "/generate", "/inference")) or seen.method != "POST":
             plan.body = json.dumps({"path": seen.path, "number": number}).encode()
             return plan
-        about = seen.body if self.deterministic else str(number).encode()
+        about = seen.body if self.deterministic else f"{self._salt} {number}".encode()
         said = f"answer {hashlib.sha256(about).hexdigest()[:12]}"
         asked = seen.json
         if asked.get("stream"):
@@ -153,9 +155,7 @@ class Engine:
         choice = {"index": 0, "message": message, "finish_reason": "stop", "text": said}
         answer = {"id": f"c-{number}", "object": "chat.completion", "created": 1, "choices": [choice],
                   "model": asked.get("model")}  # fmt: skip
-        plan.body = json.dumps({} if self.deterministic else answer).encode()
-        if self.deterministic:
-            plan.body = json.dumps({**answer, "id": "c"}).encode()
+        plan.body = json.dumps({**answer, "id": "c"} if self.deterministic else answer).encode()
         return plan
 
 

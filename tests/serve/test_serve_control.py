@@ -42,11 +42,13 @@ def test_an_update_before_the_first_call_begins_nothing(tmp_path):
 
 
 def test_an_update_that_failed_changes_nothing(tmp_path):
-    with Engine(lambda seen: Plan(status=500 if "update" in seen.path else 200)) as engine:
-        with rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server:
-            ask(server.url, chat("x"))
-            assert ask(server.url, {}, path="/update_weights").status == 500
-            assert server.summary()["step"] == 0
+    with (
+        Engine(lambda seen: Plan(status=500 if "update" in seen.path else 200)) as engine,
+        rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server,
+    ):
+        ask(server.url, chat("x"))
+        assert ask(server.url, {}, path="/update_weights").status == 500
+        assert server.summary()["step"] == 0
 
 
 def test_a_version_that_an_update_names_is_the_version_of_the_calls_after_it(tmp_path):

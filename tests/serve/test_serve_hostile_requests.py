@@ -16,7 +16,7 @@ from tests.serve.engine import CHAT, Engine, Plan, ask, chat, rows
 
 
 def raw(url: str, sent: bytes, quiet: float = 60) -> bytes:
-    """Send bytes as they are; what comes back until the server ends the connection, or is quiet for so long."""
+    """Send bytes as they are; what comes back until the server ends it, or is quiet for so long."""
 
     async def talk() -> bytes:
         host, _, port = url.removeprefix("http://").rpartition(":")
@@ -42,7 +42,7 @@ def statuses(answer: bytes) -> list[int]:
 
 @pytest.fixture
 def recording(tmp_path):
-    """A server that records; afterwards a good call still goes through, and is on the tape with the others."""
+    """A server that records; afterwards a good call still goes through, and is on the tape too."""
     with Engine() as engine, rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server:
         server.engine, server.tape = engine, tmp_path / "tape"
         yield server
@@ -90,15 +90,19 @@ def test_a_body_that_cannot_be_read_is_refused(recording, body):
 
 
 def test_odd_bodies_are_recorded_and_found_again(tmp_path):
-    body = b'{"choices": [{"message": {"content": "\\ud800"}, "text": "\\udfff", "finish_reason": "\\ud800"}]}'
+    body = (
+        b'{"choices": [{"message": {"content": "\\ud800"}, "text": "\\udfff", "finish_reason": "\\ud800"}]}'
+    )
     paths = [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/generate", "/inference/v1/generate"]
-    with Engine(lambda seen: Plan(body=body)) as engine:
-        with rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server:
-            recorded = {
-                (name, path): ask(server.url, sent, path=path) for name, sent in ODD.items() for path in paths
-            }
-            server.flush()
-            assert server.summary()["failure"] is None
+    with (
+        Engine(lambda seen: Plan(body=body)) as engine,
+        rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server,
+    ):
+        recorded = {
+            (name, path): ask(server.url, sent, path=path) for name, sent in ODD.items() for path in paths
+        }
+        server.flush()
+        assert server.summary()["failure"] is None
     taken = {who: answer.body for who, answer in recorded.items() if answer.status == 200}
     assert {answer.status for answer in recorded.values()} <= {200, 400}
     assert len(rows(tmp_path / "tape")) == len(taken) >= 13 * len(paths)

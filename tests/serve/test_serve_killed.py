@@ -40,7 +40,7 @@ def start(tape: Path, upstream: str, mode: str) -> tuple[subprocess.Popen, str]:
 
 
 async def load(url: str, answered: dict[str, tuple[float, bytes]], begin: str, most: int) -> None:
-    """Clients that ask one thing after the other until nobody answers any more; when each answer was whole."""
+    """Clients that ask one thing after the other until nobody answers; when each answer was whole."""
     async with client() as session:
 
         async def one(name: int) -> None:

@@ -37,9 +37,11 @@ async def ask_all(url: str, seed: int, spread: float = 0.2, skip: tuple[int, ...
 def recorded(tmp_path_factory):
     """A tape of calls that took random times, and the sessions in the order in which they were completed."""
     tape, draw = tmp_path_factory.mktemp("order") / "tape", random.Random(0)
-    with Engine(lambda seen: Plan(seconds=draw.random() / 4)) as engine:
-        with rolltape.serve(tape, engine.url, mode="record") as server:
-            asyncio.run(ask_all(server.url, -1))
+    with (
+        Engine(lambda seen: Plan(seconds=draw.random() / 4)) as engine,
+        rolltape.serve(tape, engine.url, mode="record") as server,
+    ):
+        asyncio.run(ask_all(server.url, -1))
     calls = sorted(rows(tape), key=lambda row: row["completion"])
     return tape, [int(row["session"]) for row in calls]
 
@@ -131,16 +133,18 @@ def test_a_step_to_begin_with_waits_for_none_before_it(tmp_path):
                 asks = [post(session, server.url, chat(f"{step} {n}"), X_Session_ID=f"{n}") for n in range(4)]
                 assert [one.status for one in await asyncio.gather(*asks)] == [200] * 4
 
-    with Engine(lambda seen: Plan(seconds=0.05)) as engine:
-        with rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server:
-            asyncio.run(pairs(server, [0, 1, 2]))
+    with (
+        Engine(lambda seen: Plan(seconds=0.05)) as engine,
+        rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server,
+    ):
+        asyncio.run(pairs(server, [0, 1, 2]))
     with rolltape.serve(tmp_path / "tape", mode="replay", step=2, wait=10_000) as server:
         asyncio.run(pairs(server, [2]))
     assert server.summary()["gate"]["let_go"] == 0
 
 
 def test_steps_that_overlap_keep_their_order(tmp_path):
-    """A call of step 1 is answered before the last one of step 0 is: nobody waits for the other step's end."""
+    """A call of step 1 is answered before the last one of step 0 is: nobody waits for a step to end."""
 
     async def overlapping(server) -> list[str]:
         finished = []
@@ -157,7 +161,9 @@ def test_steps_that_overlap_keep_their_order(tmp_path):
             await slow
         return finished
 
-    plan = lambda seen: Plan(seconds=float(seen.json["messages"][0]["content"]))  # noqa: E731
+    def plan(seen):
+        return Plan(seconds=float(seen.json["messages"][0]["content"]))
+
     with Engine(plan) as engine, rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server:
         assert asyncio.run(overlapping(server)) == ["1", "0"]
     with rolltape.serve(tmp_path / "tape", mode="replay", wait=10_000) as server:
@@ -187,10 +193,12 @@ def test_a_client_that_goes_away_holds_nobody_up(recorded):
 
 
 def test_recorded_times_are_kept_where_asked_for(tmp_path):
-    with Engine(lambda seen: Plan(seconds=0.4)) as engine:
-        with rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server:
-            ask(server.url, chat("slow"))
-            ask(server.url, chat("slow", stream=True))
+    with (
+        Engine(lambda seen: Plan(seconds=0.4)) as engine,
+        rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server,
+    ):
+        ask(server.url, chat("slow"))
+        ask(server.url, chat("slow", stream=True))
     recorded = [row["latency_seconds"] for row in rows(tmp_path / "tape")]
     assert recorded[0] >= 0.4
     assert recorded[1] >= 3 * 0.4

@@ -71,9 +71,11 @@ def test_the_same_request_id_while_the_first_is_on_its_way_is_asked_once(tmp_pat
 
 def test_a_recorded_failure_and_the_retry_after_it_come_again(tmp_path):
     fails = [500, 503, None]
-    with Engine(lambda seen: Plan(status=fails.pop(0) or 200)) as engine:
-        with rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server:
-            recorded = [ask(server.url, chat("same"), **retry(n)) for n in range(3)]
+    with (
+        Engine(lambda seen: Plan(status=fails.pop(0) or 200)) as engine,
+        rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server,
+    ):
+        recorded = [ask(server.url, chat("same"), **retry(n)) for n in range(3)]
     with rolltape.serve(tmp_path / "tape", mode="replay") as server:
         replayed = [ask(server.url, chat("same"), **retry(n)) for n in range(3)]
     assert [one.status for one in replayed] == [500, 503, 200]
@@ -86,9 +88,11 @@ def retry(number: int) -> dict[str, str]:
 
 
 def test_in_auto_a_recorded_failure_is_asked_for_again(tmp_path):
-    with Engine(lambda seen: Plan(status=500)) as engine:
-        with rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server:
-            assert ask(server.url, chat("same")).status == 500
+    with (
+        Engine(lambda seen: Plan(status=500)) as engine,
+        rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server,
+    ):
+        assert ask(server.url, chat("same")).status == 500
     with Engine() as engine, rolltape.serve(tmp_path / "tape", engine.url, mode="auto") as server:
         assert ask(server.url, chat("same")).status == 200
         assert len(engine.calls()) == 1
@@ -178,7 +182,9 @@ def test_a_client_that_comes_back_before_it_is_missed_is_answered(tmp_path):
             first.cancel()
             return (await second).text
 
-    with Engine(lambda seen: plans.pop(0)) as engine:
-        with rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server:
-            assert asyncio.run(twice(server)).startswith("answer")
+    with (
+        Engine(lambda seen: plans.pop(0)) as engine,
+        rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server,
+    ):
+        assert asyncio.run(twice(server)).startswith("answer")
     assert [row["aborted"] for row in rows(tmp_path / "tape")] == ["client", ""]

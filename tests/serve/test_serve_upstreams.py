@@ -60,41 +60,50 @@ def test_all_down_is_a_bad_gateway_that_may_be_tried_again(tmp_path, path):
 
 
 def test_updates_of_weights_reach_all_or_fail(tmp_path):
-    with Engine() as a, Engine() as b:
-        with rolltape.serve(tmp_path / "tape", [a.url, b.url], mode="record") as server:
-            ask(server.url, chat("x"))
-            assert ask(server.url, {"v": 1}, path="/update_weights").status == 200
-            assert [len(one.calls("/update_weights")) for one in (a, b)] == [1, 1]
-            assert server.summary()["step"] == 1
-            ask(server.url, chat("x"))
-            b.plan = lambda seen: Plan(status=500)
-            assert ask(server.url, {"v": 2}, path="/update_weights").status == 500
-            assert server.summary()["step"] == 1
+    with (
+        Engine() as a,
+        Engine() as b,
+        rolltape.serve(tmp_path / "tape", [a.url, b.url], mode="record") as server,
+    ):
+        ask(server.url, chat("x"))
+        assert ask(server.url, {"v": 1}, path="/update_weights").status == 200
+        assert [len(one.calls("/update_weights")) for one in (a, b)] == [1, 1]
+        assert server.summary()["step"] == 1
+        ask(server.url, chat("x"))
+        b.plan = lambda seen: Plan(status=500)
+        assert ask(server.url, {"v": 2}, path="/update_weights").status == 500
+        assert server.summary()["step"] == 1
 
 
 def test_one_server_that_misses_an_update_is_an_error(tmp_path):
-    with Engine() as engine:
-        with rolltape.serve(tmp_path / "tape", [engine.url, nobody()], mode="record") as server:
-            ask(server.url, chat("x"))
-            assert ask(server.url, {}, path="/update_weights").status == 502
-            assert server.summary()["step"] == 0
+    with (
+        Engine() as engine,
+        rolltape.serve(tmp_path / "tape", [engine.url, nobody()], mode="record") as server,
+    ):
+        ask(server.url, chat("x"))
+        assert ask(server.url, {}, path="/update_weights").status == 502
+        assert server.summary()["step"] == 0
 
 
 def test_a_server_that_says_nothing_is_given_up(tmp_path):
-    with Engine(lambda seen: Plan(body=b"{}", hang=True)) as engine:
-        with rolltape.serve(tmp_path / "tape", engine.url, mode="record", timeout=0.5) as server:
-            assert ask(server.url, chat("x")).status == 502
-            until(lambda: engine.broken_off)
+    with (
+        Engine(lambda seen: Plan(body=b"{}", hang=True)) as engine,
+        rolltape.serve(tmp_path / "tape", engine.url, mode="record", timeout=0.5) as server,
+    ):
+        assert ask(server.url, chat("x")).status == 502
+        until(lambda: engine.broken_off)
 
 
 def test_redirects_and_errors_are_the_clients_business(tmp_path):
     plans = {"302": Plan(status=302, body=b"", headers={"location": "http://127.0.0.1:1/x"})}
     plans |= {code: Plan(status=int(code), headers={"retry-after": "7"}) for code in ("401", "429", "503")}
-    with Engine(lambda seen: plans[seen.json["user"]]) as engine:
-        with rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server:
-            for code in ("401", "429", "503"):
-                answer = ask(server.url, chat(code, user=code))
-                assert (answer.status, answer.headers["retry-after"]) == (int(code), "7")
+    with (
+        Engine(lambda seen: plans[seen.json["user"]]) as engine,
+        rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server,
+    ):
+        for code in ("401", "429", "503"):
+            answer = ask(server.url, chat(code, user=code))
+            assert (answer.status, answer.headers["retry-after"]) == (int(code), "7")
     with rolltape.serve(tmp_path / "tape", mode="replay") as server:
         for code in ("401", "429", "503"):
             answer = ask(server.url, chat(code, user=code))

@@ -191,7 +191,7 @@ def untyped() -> dict[str, Any]:
 
 
 def without_typed(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A row whose typed columns cannot be stored, nested without end say: the bytes are there all the same."""
+    """A row whose typed columns cannot be stored, nested too deeply say: the bytes are there all the same."""
     return {**stored, **untyped()}
 
 

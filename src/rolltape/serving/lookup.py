@@ -15,6 +15,7 @@ Digests are read at the start, bodies when they are asked for.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ from rolltape.serving.dialects import find
 from rolltape.tape.recording import Recording
 
 IDENTITY, CONVERSATION, CONTENT = LEVELS = ("identity", "conversation", "content")
+
+_RANDOM = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}", re.IGNORECASE)
+"""Names that a run makes up anew, as uuids are: nobody will ever ask by the recorded ones."""
 
 _KEYS = (
     "session request_id attempt weights method path query status aborted arrival completion raw_digest "
@@ -137,9 +141,11 @@ class Lookup:
         memory: int = 256 * 2**20,
         only_finished: bool = False,
     ) -> None:
-        """``only_finished`` leaves out what failed or was broken off: it is asked for again."""
+        """``only_finished`` leaves out what failed or was broken off: it is asked for again, and so is what a
+        session asks that is not on the tape, unless sessions are named at random."""
         self.stage = stage
         self._naming = naming
+        self._only_finished = only_finished
         self._recordings: list[Recording] = []
         self.slots: list[Slot] = []
         self.known: dict[tuple[str, bytes], Keys] = {}
@@ -294,6 +300,8 @@ class Lookup:
                 own = self._by_session.get((name, target, body))
                 if own is not None and (slot := next(filter(fits, own.free()), None)):
                     return Found(slot, CONVERSATION)
+            elif self._only_finished and not _RANDOM.search(asked.session):
+                return None  # its own answer was never recorded, and those of others are for them
         group = self._by_content.get((target, body))
         if group is None:
             return None

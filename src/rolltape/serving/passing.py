@@ -56,7 +56,7 @@ class Passing:
         self._recent_bytes = 0
 
     async def again(self, asked: Asked, step: int, weights: str) -> Call | None:
-        """The answer that the same request had, or is about to have, where its id says that it is the same."""
+        """The answer that the same request had, or is about to have, where its id says that it is one."""
         if asked.request_id is None:
             return None
         name = asked.request_id, asked.keys.body, step, weights

@@ -41,7 +41,9 @@ class Playback:
         if answer.aborted == "client" and not answer.chunks:
             return await self._hold()
         if answer.aborted == "upstream" and answer.status == BROKEN_OFF:
-            return failure(BROKEN_OFF, None, "the inference server broke this answer off when it was recorded")
+            return failure(
+                BROKEN_OFF, None, "the inference server broke this answer off when it was recorded"
+            )
         if answer.aborted or answer.is_stream:
             return await self._send_pieces(request, answer, started, ticket)
         await self._until(started, answer.latency)

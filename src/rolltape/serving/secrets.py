@@ -1,7 +1,7 @@
 """What never reaches a tape: keys, cookies, tokens. Headers are kept by a list, everything else is not.
 
 A body is kept as it came, but for fields that are a secret by their name, wherever they are in it: those are
-replaced. What the model reads is data and stays, and so do fields that describe one, as in the schema of a tool.
+replaced. What the model reads is data and stays, and so do fields that describe one, as in a tool's schema.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ def without_secrets(body: Any, data: Collection[str] = ()) -> Any:
 
     ``data`` are the fields that a model reads.
 
-    >>> without_secrets({"api_key": "abc", "tools": [{"headers": {"X-Token": "abc"}}], "prompt": {"token": "a"}},
-    ...                 ["prompt"])
-    {'api_key': '***', 'tools': [{'headers': {'X-Token': '***'}}], 'prompt': {'token': 'a'}}
+    >>> without_secrets({"api_key": "a", "tools": [{"X-Token": "b"}], "prompt": {"token": "c"}}, ["prompt"])
+    {'api_key': '***', 'tools': [{'X-Token': '***'}], 'prompt': {'token': 'c'}}
     """
     if isinstance(body, list):
         found = [without_secrets(item) for item in body]
