@@ -16,7 +16,7 @@ from rolltape.serving.call import Call
 from rolltape.serving.call_writer import CallWriter
 from rolltape.serving.dialects import find
 from rolltape.serving.lookup import Lookup
-from rolltape.serving.place import locate
+from rolltape.serving.request_path import locate
 from rolltape.settings import Settings
 from rolltape.storage import LocalStorage
 from rolltape.tape.opening import open_tape

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import rolltape
-from rolltape.serving import gate
+from rolltape.serving import order_gate as gate
 from tests.serve.engine import Engine, Plan, ask, chat, client, post, rows, until_async
 
 CALLS = 24

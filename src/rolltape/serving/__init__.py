@@ -3,7 +3,7 @@
 A surface: it knows HTTP and the APIs of inference servers, and puts on the tape what went through it.
 """
 
-from rolltape.serving.options import read_options
-from rolltape.serving.server import Server, run_server, secured, serve
+from rolltape.serving.call_server import Server, run_server, secured, serve
+from rolltape.serving.serve_options import read_options
 
 __all__ = ["Server", "read_options", "run_server", "secured", "serve"]

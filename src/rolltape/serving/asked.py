@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rolltape.serving.dialects import Dialect, Request, find
-from rolltape.serving.place import Place
+from rolltape.serving.request_path import Place
 from rolltape.serving.secrets import digest_of, is_secret, without_secrets
 
 SESSIONS = ("x-session-id", "x-rolltape-session", "x-correlation-id", "x-trajectory-id", "x-rollout-id")

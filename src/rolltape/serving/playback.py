@@ -7,10 +7,10 @@ import time
 
 from aiohttp import web
 
-from rolltape.serving.gate import Ticket
 from rolltape.serving.http_answers import BROKEN_OFF, break_off, failure
 from rolltape.serving.lookup import Answer, Lookup, Slot
-from rolltape.serving.options import ServeOptions
+from rolltape.serving.order_gate import Ticket
+from rolltape.serving.serve_options import ServeOptions
 
 
 class Playback:

@@ -18,19 +18,19 @@ from rolltape.serving.asked import Asked, BadBody, Keys
 from rolltape.serving.call_writer import CallWriter
 from rolltape.serving.control import QUESTIONS, Changes, is_health, updates_weights
 from rolltape.serving.dialects import Dialect, find
-from rolltape.serving.gate import Gate, Order
 from rolltape.serving.http_answers import failure, json_answer
 from rolltape.serving.live_page import PAGE, POLICY
 from rolltape.serving.lookup import Answer, Found, Lookup, Slot, target_of
 from rolltape.serving.miss import Miss, explain
-from rolltape.serving.options import Engines, ServeOptions, is_loopback
+from rolltape.serving.order_gate import Gate, Order
 from rolltape.serving.passing import Passing
-from rolltape.serving.place import Place, locate
 from rolltape.serving.playback import Playback
+from rolltape.serving.request_path import Place, locate
 from rolltape.serving.secrets import kept_headers, safe_query
+from rolltape.serving.serve_options import Engines, ServeOptions, is_loopback
+from rolltape.serving.step_clock import Clock
 from rolltape.serving.tally import Tally
 from rolltape.serving.upstream import Upstreams
-from rolltape.serving.weights import Clock
 
 log = logging.getLogger("rolltape")
 

@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from rolltape.serving.options import ServeOptions, Spread
 from rolltape.serving.secrets import safe_url
+from rolltape.serving.serve_options import ServeOptions, Spread
 
 log = logging.getLogger("rolltape")
 

@@ -19,7 +19,7 @@ from rolltape.policy import Mode
 from rolltape.reader.run import Run, open
 from rolltape.serving.call_writer import CallWriter
 from rolltape.serving.lookup import Lookup
-from rolltape.serving.options import ServeOptions, is_loopback, read_options
+from rolltape.serving.serve_options import ServeOptions, is_loopback, read_options
 from rolltape.settings import Settings
 from rolltape.storage import LocalStorage
 from rolltape.tape import Tape

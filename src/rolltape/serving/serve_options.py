@@ -13,7 +13,7 @@ from rolltape.choices import NamedOption, parse_size
 from rolltape.errors import ConfigError
 from rolltape.policy import Mode
 from rolltape.serving.asked import PLAIN, Naming
-from rolltape.serving.gate import Order
+from rolltape.serving.order_gate import Order
 from rolltape.steps import as_step
 
 
