@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,28 @@ def test_a_tape_that_cannot_be_written_is_told_to_every_client(tmp_path, monkeyp
         assert len(engine.seen) == 2
     assert "No space left" in server.summary()["failure"]
     assert [row["status"] for row in rows(tmp_path / "tape")] == [200]
+
+
+def test_new_calls_wait_while_those_before_them_cannot_be_written(tmp_path, monkeypatch):
+    """What was answered a second ago is on the tape, on a slow disk too: nobody runs ahead of it."""
+    stuck, publish = threading.Event(), LocalStorage.publish
+
+    def slow(self, *args, **kwargs):
+        assert stuck.wait(60)
+        return publish(self, *args, **kwargs)
+
+    with Engine() as engine, rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server:
+        monkeypatch.setattr(LocalStorage, "publish", slow)
+        ask(server.url, chat("first"))
+        until(lambda: not server._writer.has_room)
+        later = threading.Thread(target=ask, args=[server.url, chat("second")])
+        later.start()
+        until(lambda: server.summary()["calls"]["asked"] == 2)
+        assert len(engine.seen) == 1
+        stuck.set()
+        later.join()
+        assert len(engine.seen) == 2
+    assert len(rows(tmp_path / "tape")) == 2
 
 
 def cli(*words: str) -> subprocess.Popen:

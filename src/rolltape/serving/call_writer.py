@@ -39,6 +39,9 @@ MOST_CALLS, MOST_BYTES = 128, 4 * 1024 * 1024
 MOST_AT_ONCE = 512
 """How many calls go into one file where so many come at once."""
 
+OVERDUE = 0.75
+"""Seconds after which a call that is not on the tape yet makes new ones wait: the machine is too slow."""
+
 MOST_PENDING = 256 * 1024 * 1024
 """Bytes that may wait to be written before new calls have to."""
 
@@ -77,6 +80,8 @@ class CallWriter:
         self._waiting: list[Call] = []
         self._changed = threading.Condition()
         self._closed = False
+        self._oldest = self._writing = 0.0
+        """When the first of the calls that wait was taken, and of those being written; 0: there is none."""
         self.pending_bytes = 0
         self.written = 0
         """How many calls are on the tape by now."""
@@ -88,12 +93,15 @@ class CallWriter:
         """Take a call that has ended."""
         with self._changed:
             self._waiting.append(call)
+            self._oldest = self._oldest or time.monotonic()
             self.pending_bytes += call.nbytes
             self._changed.notify()
 
     @property
     def has_room(self) -> bool:
-        return self.pending_bytes < MOST_PENDING
+        """Whether a new call may come: not while those before it are too many, or wait too long."""
+        since = self._writing or self._oldest
+        return self.pending_bytes < MOST_PENDING and (not since or time.monotonic() - since < OVERDUE)
 
     def flush(self) -> None:
         """Wait until everything taken so far is on the tape, or has failed."""
@@ -112,6 +120,7 @@ class CallWriter:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 calls, self._waiting = self._waiting, []
+                self._writing, self._oldest = self._oldest, 0.0
                 if not calls:
                     return
             started = time.monotonic()
@@ -122,11 +131,12 @@ class CallWriter:
                 log.error("calls could not be recorded: %s", error)
                 self.failure = error
             with self._changed:
+                self._writing = 0.0
                 self.pending_bytes -= sum(call.nbytes for call in calls)
                 self._changed.notify_all()
                 if self.failure is None:  # let more come in before the file is written again
                     took = time.monotonic() - started
-                    rest = min(max(took / SHARE, EVERY), LATEST) - took
+                    rest = min(max(took / SHARE, EVERY), LATEST) - 2 * took  # the next one takes as long
                     self._changed.wait_for(lambda: self._closed, timeout=max(rest, 0))
 
     def _write(self, calls: list[Call]) -> None:
