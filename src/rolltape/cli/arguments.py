@@ -49,11 +49,15 @@ class Step(ParamType):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         from rolltape.reader.run import open
+        from rolltape.reader.step_roles import main_stage
 
         try:
-            run, stage = open(ctx.params["tape"]), ctx.params.get("stage")
+            run = open(ctx.params["tape"])
             splits = [ctx.params["split"]] if ctx.params.get("split") else run.splits
-            steps = sorted({step for split in splits for step in run.steps(stage, split)})
+            asks = any(param.name == "stage" for param in ctx.command.params)
+            stages = {split: ctx.params.get("stage") or main_stage(run.stages(split)) for split in splits}
+            found = [run.steps(stages[split] if asks else None, split) for split in splits]
+            steps = sorted({step for one in found for step in one})
         except (KeyError, TypeError, OSError, RolltapeError):
             return []
         return [CompletionItem(str(step)) for step in steps if str(step).startswith(incomplete)]

@@ -111,6 +111,7 @@ class Passing:
             body = await answer.read()
             call.chunks.append(body)
             call.seconds.append(time.perf_counter() - started)
+            await self._room()  # no answer is given while earlier ones wait too long to be written down
         except (aiohttp.ClientError, TimeoutError) as error:
             call.aborted, call.status = "upstream", BROKEN_OFF
             raise NoUpstream(f"the answer broke off: {error}") from error
