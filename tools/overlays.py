@@ -35,10 +35,13 @@ OVERLAYS: dict[str, tuple[str, ...]] = {
 }
 """Name -> what pip installs into it, without what that declares to need."""
 
+PEERS: dict[str, tuple[str, ...]] = {"vcrpy": ("vcrpy==9.4.2", "wrapt==2.5.2")}
+"""What the benchmarks measure beside ours."""
+
 
 def ensure(name: str, python: str = sys.executable) -> Path:
     """The folder of an overlay, which is complete when this returns."""
-    packages = OVERLAYS[name]
+    packages = (OVERLAYS | PEERS)[name]
     probed = envs._probe(python)
     assert probed is not None, f"{python} does not run"
     key = hashlib.sha256("\n".join([probed.path, probed.build, *packages]).encode()).hexdigest()[:12]
