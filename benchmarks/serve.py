@@ -3,7 +3,7 @@
     python -m benchmarks --only serve        in the environment of the stack `engines`; needs `wrk`
 
 Servers run beside each other on loopback and take turns: the engine (vLLM with SmolLM2, or a stub that
-answers after a fixed delay), ours in front of it, and a plain pass-through of a few lines on the same library.
+answers after a fixed delay), ours in front of it, and a plain pass-through of a few lines, also on aiohttp.
 The replay is of 100,000 calls, in groups of 16 equal prompts, asked for in another order than they were
 recorded in. vcrpy plays inside of its client's process and knows no server: its figure is from there.
 """
