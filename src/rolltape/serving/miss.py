@@ -80,12 +80,10 @@ def _nearest(lookup: Lookup, asked: Asked, naming: Naming) -> Slot | None:
     except BadBody:
         prefixes = ()
     target = f"{asked.method} {asked.path.rstrip('/')}"
-    depth = {digest: at for at, digest in enumerate(prefixes, 1)}
     best: tuple[tuple[bool, int, bool, int], Slot] | None = None
-    for slot, recorded in lookup.prefixes():
+    for slot, shared in lookup.shared(prefixes):
         if slot.target.partition("?")[0] != target:
             continue
-        shared = max((depth.get(int(digest), 0) for digest in recorded), default=0)
         own = asked.session is not None and slot.session == asked.session
         rank = (own, shared, not slot.given, -slot.arrival)
         if best is None or rank > best[0]:
