@@ -15,7 +15,7 @@ from rolltape.serving.asked import PLAIN, Asked, Naming
 from rolltape.serving.call import Call
 from rolltape.serving.call_writer import CallWriter
 from rolltape.serving.dialects import find
-from rolltape.serving.lookup import Lookup
+from rolltape.serving.lookup import FILES_OF_BODIES, Lookup
 from rolltape.serving.miss import explain
 from rolltape.serving.place import locate
 from rolltape.settings import Settings
@@ -78,9 +78,11 @@ def test_answers_that_were_read_are_in_memory_no_longer_than_the_cache_has_them(
             answers
         )
         lookup.keep(file, answers)
-        lookup.request_body(lookup.slots[0])
+    for slot, request in zip(lookup.slots, requests, strict=True):
+        assert lookup.request_body(slot) == request.body
     assert all("file" not in vars(recording) for recording in lookup._recordings)
     assert len(lookup._cache) <= 1
+    assert len(lookup._bodies) <= FILES_OF_BODIES
 
 
 def test_other_rules_of_what_counts_read_each_file_once(

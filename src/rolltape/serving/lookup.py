@@ -15,6 +15,7 @@ Digests are read at the start, bodies when they are asked for.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ from rolltape.serving.dialects import find
 from rolltape.tape.recording import Recording
 
 IDENTITY, CONVERSATION, CONTENT = LEVELS = ("identity", "conversation", "content")
+
+FILES_OF_BODIES = 16
+"""Files whose requests stay in memory: what comes nearest to one request is compared with many of them."""
 
 _KEYS = (
     "session request_id attempt weights method path query status aborted arrival completion raw_digest "
@@ -157,6 +161,9 @@ class Lookup:
         self._memory = memory
         self._beginnings: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         """Of files that were looked at because nothing answered a request."""
+        self._bodies: OrderedDict[int, list[bytes]] = OrderedDict()
+        """Of files whose requests were compared with one that nothing answered."""
+        self._reading = threading.Lock()
         self._rules_of: dict[str, str] = {}
         self._shared: dict[str | None, Any] = {}
         """Texts that many calls have in common, each once."""
@@ -350,9 +357,15 @@ class Lookup:
             self._cached -= sum(answer.nbytes for answer in dropped)
 
     def request_body(self, slot: Slot) -> bytes:
-        """What a recorded call asked."""
-        only = slice(slot.row, slot.row + 1)
-        return bytes(self._recordings[slot.file].again().batch(["request_body"], only)["request_body"][0])
+        """What a recorded call asked. From any thread."""
+        with self._reading:
+            bodies = self._bodies.pop(slot.file, None)
+            if bodies is None:
+                [bodies] = _values(self._recordings[slot.file], ["request_body"])
+            self._bodies[slot.file] = bodies
+            if len(self._bodies) > FILES_OF_BODIES:
+                self._bodies.popitem(last=False)
+        return bytes(bodies[slot.row])
 
     def shared(self, prefixes: Sequence[int]) -> Iterator[tuple[Slot, int]]:
         """Every recorded call, and how many of these beginnings it has in common with what is asked."""
