@@ -158,6 +158,9 @@ class Proxy:
         limit = self.options.max_body
         if (request.content_length or 0) > limit:
             raise TooLarge
+        if request.headers.get("expect", "").lower() == "100-continue":  # it holds the body back until then
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
         pieces, size = [], 0
         async for piece in request.content.iter_any():
             size += len(piece)
