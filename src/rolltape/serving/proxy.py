@@ -77,6 +77,8 @@ class Proxy:
         if refused is not None:
             return refused
         path = request.rel_url.raw_path
+        if not path.startswith("/"):  # it would become part of the address of the server behind
+            return failure(404, None, f"{path!r} is not a path")
         if path == "/rolltape" or path.startswith("/rolltape/"):
             return await self._own(request, path)
         place = locate(path)

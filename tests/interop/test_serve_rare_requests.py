@@ -1,4 +1,4 @@
-"""A client that asks before it sends a large body, as curl does, is told to go on, or that it is too much."""
+"""Requests in rare forms: a body that is held back until it is asked for, a target that is no path."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import pytest
 
 import rolltape
 from tests.interop.documented_engine import engine
@@ -24,6 +26,18 @@ def asks_first(url: str, body: bytes) -> tuple[bytes, bytes]:
             connection.sendall(body)
         rest = b"".join(iter(lambda: connection.recv(65536), b""))
     return first, rest
+
+
+@pytest.mark.parametrize("target", ["*", "@127.0.0.1:9/v1/models", "v1/models", "127.0.0.1:9"])
+def test_what_is_no_path_never_becomes_part_of_an_address(tmp_path: Path, target: str) -> None:
+    with rolltape.serve(tmp_path / "tape", engine, mode="record") as server:
+        place = urlsplit(server.url)
+        with socket.create_connection((place.hostname, place.port), timeout=20) as connection:
+            head = f"OPTIONS {target} HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: close\r\n\r\n"
+            connection.sendall(head.encode())
+            status = connection.recv(65536).split()[1]
+        assert status in (b"400", b"404")
+        assert server.summary()["upstream"]["calls"] == 0
 
 
 def test_a_body_that_is_held_back_is_asked_for(tmp_path: Path) -> None:
