@@ -41,7 +41,7 @@ ROUND_BY_ROUND = ("-n", "2", "--dist", "load", "--maxschedchunk", "1")
 REAL_TRAINER = "tests/verl/test_real_trainer.py"
 """As long as the rest of its stack: a session by itself, so that both can run at the same time."""
 
-BENCH_STACKS = {"viewer": "viewer", "trl": "trl", "generation": "engines"}
+BENCH_STACKS = {"viewer": "viewer", "trl": "trl", "generation": "engines", "serve": "engines"}
 """The parts of the benchmarks that need another stack than `core`."""
 
 nox.options.default_venv_backend = "none"
@@ -195,7 +195,11 @@ def bench(session: nox.Session) -> None:
     stack = next((BENCH_STACKS[arg] for arg in session.posargs if arg in BENCH_STACKS), "core")
     if stack == "viewer":
         have_plots(session)
-    run_module(session, stack, "benchmarks")
+    peers = ()
+    if "serve" in session.posargs:
+        have_package(session, "wrk", ("wrk",), "wrk", "the benchmark of serve")
+        peers = ("vcrpy",)
+    run_module(session, stack, "benchmarks", overlaid=peers)
 
 
 def light(session: nox.Session, version: str) -> None:
@@ -228,30 +232,38 @@ def without_folder(options: Sequence[str], asked: Sequence[str]) -> list[str]:
     return [arg for arg in options if not (by_name and arg.startswith("tests/"))] + list(asked)
 
 
-def run_module(session: nox.Session, stack: str, module: str, *args: str) -> None:
+def run_module(
+    session: nox.Session, stack: str, module: str, *args: str, overlaid: Sequence[str] = ()
+) -> None:
     python = environment(session, stack, envs.find_python_or_own(MAIN_PYTHON))
     env = clone_as_installed(session, python) | cpu_settings(session, stack, python)
+    folders = [str(overlays.ensure(name, python)) for name in overlaid]
+    env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], *folders])
     session.run(python, "-m", module, *args, *session.posargs, env=env, external=True)
 
 
 def have_chromium(session: nox.Session) -> None:
     """The system's Chromium, installed if this is a Debian and we may."""
-    if any(map(shutil.which, BROWSERS)):
+    have_package(session, "Chromium", BROWSERS, "chromium fonts-dejavu-core", "the viewer's tests")
+
+
+def have_package(session: nox.Session, name: str, programs: Sequence[str], packages: str, who: str) -> None:
+    """A program of the system, installed if this is a Debian and we may."""
+    if any(map(shutil.which, programs)):
         return
+    package = packages.split()[0]
     if shutil.which("apt-get") is None or os.geteuid() != 0:
         session.error(
-            "the viewer's tests need Chromium, and only root on Debian can be given it here: "
-            "install the package chromium, then run this again"
+            f"{name} is needed for {who}, and only root on Debian can be given it here: "
+            f"install the package {package}, then run this again"
         )
     apt = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300"]  # another run may be at it
     quiet = {"external": True, "silent": True, "env": {"DEBIAN_FRONTEND": "noninteractive"}}
-    with envs.phase("viewer: installing Chromium"):
+    with envs.phase(f"installing {name}"):
         session.run(*apt, "update", **quiet)
-        session.run(
-            *apt, "install", "-y", "--no-install-recommends", "chromium", "fonts-dejavu-core", **quiet
-        )
-    if not any(map(shutil.which, BROWSERS)):
-        session.error("apt-get installed chromium, and there is still none on PATH (Ubuntu's is a snap)")
+        session.run(*apt, "install", "-y", "--no-install-recommends", *packages.split(), **quiet)
+    if not any(map(shutil.which, programs)):
+        session.error(f"apt-get installed {package}, and there is still none on PATH (it may be a snap)")
 
 
 def have_plots(session: nox.Session) -> None:

@@ -73,8 +73,14 @@ def generation(folder: Path, rounds: int) -> Part:
     return generation.section(folder, rounds)
 
 
+def serve(folder: Path, rounds: int) -> Part:
+    from benchmarks import serve
+
+    return serve.section(folder, rounds)
+
+
 PARTS: dict[str, Callable[[Path, int], Part]] = {
-    part.__name__: part for part in (large, small, arguments, growth, verify, viewer, trl, generation)
+    part.__name__: part for part in (large, small, arguments, growth, verify, viewer, trl, generation, serve)
 }
 
 

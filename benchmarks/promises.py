@@ -61,6 +61,11 @@ PROMISES = (
     Promise("generation", "VLLMEngine against vllm.LLM", ">=", 0.95, "docs/engines-servers.md"),
     Promise("generation", "OpenAIEngine against the bare HTTP call", ">=", 0.95, "docs/engines-servers.md"),
     Promise("generation", "replay, times faster than generation", ">=", 100, "docs/engines-servers.md"),
+    Promise("serve", "throughput, times that of vLLM", ">=", 0.95, "docs/serve.md"),
+    Promise("serve", "added latency, ms", "<=", 3, "docs/serve.md"),
+    Promise("serve", "replay, calls per second", ">=", 2000, "docs/serve.md"),
+    Promise("serve", "first answer, seconds after the port is open", "<=", 1, "docs/serve.md"),
+    Promise("serve", "memory of a replay, MB", "<=", 700, "docs/serve.md"),
     Promise("generation", "score, times faster than a padded loop", ">=", 1.0, "docs/engines-servers.md"),
 )
 

@@ -15,7 +15,8 @@ from rolltape.serving.asked import PLAIN, Asked, Naming
 from rolltape.serving.call import Call
 from rolltape.serving.call_writer import CallWriter
 from rolltape.serving.dialects import find
-from rolltape.serving.lookup import Lookup
+from rolltape.serving.lookup import FILES_OF_BODIES, Lookup
+from rolltape.serving.miss import explain
 from rolltape.serving.request_path import locate
 from rolltape.settings import Settings
 from rolltape.storage import LocalStorage
@@ -77,9 +78,11 @@ def test_answers_that_were_read_are_in_memory_no_longer_than_the_cache_has_them(
             answers
         )
         lookup.keep(file, answers)
-        lookup.request_body(lookup.slots[0])
+    for slot, request in zip(lookup.slots, requests, strict=True):
+        assert lookup.request_body(slot) == request.body
     assert all("file" not in vars(recording) for recording in lookup._recordings)
     assert len(lookup._cache) <= 1
+    assert len(lookup._bodies) <= FILES_OF_BODIES
 
 
 def test_other_rules_of_what_counts_read_each_file_once(
@@ -96,3 +99,25 @@ def test_other_rules_of_what_counts_read_each_file_once(
     assert len(read) == 2 * files, "the digests, and the bodies that have to be digested anew"
     wanted = {asking.keys_of("POST", CHAT, json.loads(one.body), naming).body for one in requests}
     assert {slot.body for slot in lookup.slots} == wanted
+
+
+def test_the_nearest_recordings_are_found_and_files_are_read_once_for_all_misses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = {"role": "system", "content": "be kind"}
+    said = [[system, {"role": "user", "content": f"question {at}"}] for at in range(30)]
+    longer = [*said[7], {"role": "assistant", "content": "yes"}, {"role": "user", "content": "why?"}]
+    requests = [asked(CHAT, {"messages": messages}) for messages in [*said, longer, []]]
+    lookup = Lookup(open(str(record(tmp_path / "tape", requests))), "calls")
+    read: list[Any] = []
+    batch = Recording.batch
+    monkeypatch.setattr(Recording, "batch", lambda self, *args: read.append(args) or batch(self, *args))
+    wanted = asked(CHAT, {"messages": [*longer[:3], {"role": "user", "content": "how?"}]})
+    shared = [common for _, common in lookup.shared(wanted.keys.prefixes)]
+    assert shared == [1] * 7 + [2] + [1] * 22 + [3, 0]
+    assert [common for _, common in lookup.shared(())] == [0] * 32
+    assert len(read) == len(lookup._recordings)
+    miss = explain(lookup, wanted, PLAIN, None, "0")
+    assert miss.nearest is not None
+    assert miss.nearest["arrival"] == 60
+    assert miss.differs["message"] == 3

@@ -44,10 +44,13 @@ CLIENTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Frameworks that ask an engine over HTTP, over the stack that has the engine."""
 
+PEERS: dict[str, tuple[str, ...]] = {"vcrpy": ("vcrpy==9.4.2", "wrapt==2.5.2")}
+"""What the benchmarks measure beside ours."""
+
 
 def ensure(name: str, python: str = sys.executable) -> Path:
     """The folder of an overlay, which is complete when this returns."""
-    packages = (OVERLAYS | CLIENTS)[name]
+    packages = (OVERLAYS | CLIENTS | PEERS)[name]
     probed = envs._probe(python)
     assert probed is not None, f"{python} does not run"
     key = hashlib.sha256("\n".join([probed.path, probed.build, *packages]).encode()).hexdigest()[:12]

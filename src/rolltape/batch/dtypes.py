@@ -44,11 +44,17 @@ def numpy_name(dtype: np.dtype) -> str:
     >>> numpy_name(np.dtype("float32")), numpy_name(np.dtype(">i4"))
     ('float32', 'numpy:>i4')
     """
-    if dtype.name in NATIVE and dtype.isnative:
-        return str(dtype.name)
+    if (native := _native_name(dtype)) is not None:
+        return native
     if dtype.hasobject or not dtype.itemsize:
         raise UnsupportedValueError(f"arrays of dtype {dtype!r} have no bits to store")
     return _RAW + spec(dtype)
+
+
+@lru_cache(maxsize=256)
+def _native_name(dtype: np.dtype) -> str | None:
+    """Numpy makes the name anew each time, which is felt where each sample has arrays of its own."""
+    return str(dtype.name) if dtype.name in NATIVE and dtype.isnative else None
 
 
 def spec(dtype: np.dtype) -> str:

@@ -44,6 +44,7 @@ ROLES: dict[str, str] = {
     "prompt_wording": "prompt_text prompt_texts full_prompts problem conversation text_prompt",
     "response_text": "response_text response_texts completion_text response responses completion completions "
     "output_text output outputs generated_text generation answer texts text",
+    "response_message": "response_message",
     "token_texts": "response_tokens token_texts completion_tokens output_tokens",
     # log-probs
     "rollout_logprobs": "rollout_log_probs rollout_logprobs sampling_per_token_logps sampling_logprobs "

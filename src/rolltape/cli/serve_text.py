@@ -10,21 +10,28 @@ def summary_text(summary: dict[str, Any]) -> str:
     calls = summary["calls"]
     words = {"replayed": "from the tape", "live": "live", "recorded": "recorded", "missed": "missed",
              "retried": "sent again", "aborted": "broken off", "failed": "unreachable"}  # fmt: skip
-    lines = [
-        f"{calls['asked']} calls" + "".join(f", {calls[n]} {word}" for n, word in words.items() if calls[n])
-    ]
+    counted = [f"{calls[name]:,} {word}" for name, word in words.items() if calls[name]]
+    lines = [", ".join([_many(calls["asked"], "call"), *counted])]
     levels = {name: n for name, n in summary["levels"].items() if n and name != "control"}
     if levels:
         exact = {"identity": "the recorded slot", "conversation": "by the conversation so far",
                  "content": "by content: each group is exact as a whole"}  # fmt: skip
-        lines.append("found: " + ", ".join(f"{n} {exact[name]}" for name, n in levels.items()))
+        lines.append("found: " + ", ".join(f"{n:,} {exact[name]}" for name, n in levels.items()))
     if summary["gate"]["let_go"]:
-        lines.append(f"order: {summary['gate']['let_go']} recorded calls were not waited for any longer")
+        lines.append(f"order: not waited for any longer: {_many(summary['gate']['let_go'], 'recorded call')}")
     if summary["unplayed"] and summary["mode"] == "replay":
-        lines.append(f"{summary['unplayed']} recorded calls were never asked for")
+        lines.append(f"never asked for: {_many(summary['unplayed'], 'recorded call')}")
     for name, n in summary["differs"].items():
-        lines.append(f"{name} differed from the recording in {n} calls")
+        lines.append(f"{name} differed from the recording in {_many(n, 'call')}")
     lines += [f"missed: {miss['reason']}" for miss in summary["misses"][-3:]]
     if summary["failure"]:
         lines.append(f"recording failed: {summary['failure']}")
     return "\n".join(lines)
+
+
+def _many(number: int, what: str) -> str:
+    """
+    >>> _many(1, "call"), _many(100_000, "call")
+    ('1 call', '100,000 calls')
+    """
+    return f"{number:,} {what}" + ("" if number == 1 else "s")

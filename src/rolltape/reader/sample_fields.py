@@ -117,6 +117,7 @@ def choose_fields(stored: Mapping[str, StoredColumn]) -> list[Field]:
         ),
         *_dialogue("response", stored, ("response_text",), ("response_ids",)),
     ]
+    fields += [Field(name, name, "text") for name in columns_with(stored, "response_message")]
     seen = {field.column for field in fields}
     again = columns_with(stored, "prompt_ids", "token_ids", "response_ids")
     seen |= {*again, *(name for name in stored if name.rsplit("/", 1)[-1] == "uid")}

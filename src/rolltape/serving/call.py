@@ -124,7 +124,7 @@ def row(call: Call, *, typed: bool = True) -> dict[str, Any]:
 
 
 _JSON = frozenset(
-    "sampling prompt response routed_experts choices usage request_headers response_headers".split()
+    "sampling prompt response_message routed_experts choices usage request_headers response_headers".split()
 )
 """Columns of JSON, whose values are kept whole whatever they look like."""
 
@@ -205,7 +205,8 @@ def _typed_columns(request: Request | None, answer: Response | None) -> dict[str
         "sampling": request.sampling if request else None,
         "prompt": _prompt(request) if request else None,
         "prompt_ids": np.array(prompt_ids or [], np.int64),
-        "response": _said(first),
+        "response": first.text,
+        "response_message": _message(first),
         "response_ids": np.array(first.token_ids or [], np.int64),
         "response_logprobs": _floats(first.logprobs),
         "finish_reason": first.finish_reason,
@@ -223,19 +224,20 @@ def _prompt(request: Request) -> Any:
     return _without_data(request.prompt) if request.prompt_ids is None else None
 
 
-def _said(choice: Choice) -> Any:
-    """What the model answered: a text, or a message where there is more to it, calls of tools say."""
+def _message(choice: Choice) -> Any:
+    """What the model answered as a message, where there is more to it than its text: calls of tools, say."""
     message = choice.message
-    if isinstance(message, dict):
-        more = {name: value for name, value in message.items() if name not in ("role", "content") and value}
-        if more or not isinstance(message.get("content"), (str, type(None))):
-            return [_without_data(message)]
-    return choice.text
+    if not isinstance(message, dict):
+        return None if not message else _without_data(message)
+    more = {name: value for name, value in message.items() if name not in ("role", "content") and value}
+    plain = not more and isinstance(message.get("content"), (str, type(None)))
+    return None if plain else [_without_data(message)]
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
     return {
-        "response": _said(choice),
+        "response": choice.text,
+        "response_message": _message(choice),
         "response_ids": choice.token_ids,
         "response_logprobs": choice.logprobs,
         "finish_reason": choice.finish_reason,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from aiohttp import web
@@ -28,9 +29,12 @@ BROKEN_OFF = 502
 
 def kept_answer_headers(headers: Iterable[tuple[str, str]]) -> Mapping[str, str]:
     """The headers of an answer that are passed back and kept."""
-    return {
-        name.lower(): value for name, value in headers if name.lower() not in _DROPPED and not is_secret(name)
-    }
+    return {name.lower(): value for name, value in headers if not _is_dropped(name)}
+
+
+@lru_cache(maxsize=1024)
+def _is_dropped(name: str) -> bool:
+    return name.lower() in _DROPPED or is_secret(name)
 
 
 def json_answer(status: int, document: Any) -> web.Response:

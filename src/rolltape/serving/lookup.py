@@ -16,8 +16,9 @@ Digests are read at the start, bodies when they are asked for.
 from __future__ import annotations
 
 import re
+import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from operator import attrgetter
@@ -35,6 +36,8 @@ IDENTITY, CONVERSATION, CONTENT = LEVELS = ("identity", "conversation", "content
 
 _RANDOM = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}", re.IGNORECASE)
 """Names that a run makes up anew, as uuids are: nobody will ever ask by the recorded ones."""
+FILES_OF_BODIES = 16
+"""Files whose requests stay in memory: what comes nearest to one request is compared with many of them."""
 
 _KEYS = (
     "session request_id attempt weights method path query status aborted arrival completion raw_digest "
@@ -163,6 +166,11 @@ class Lookup:
         self._cache: OrderedDict[int, list[Answer]] = OrderedDict()
         self._cached = 0
         self._memory = memory
+        self._beginnings: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        """Of files that were looked at because nothing answered a request."""
+        self._bodies: OrderedDict[int, list[bytes]] = OrderedDict()
+        """Of files whose requests were compared with one that nothing answered."""
+        self._reading = threading.Lock()
         self._rules_of: dict[str, str] = {}
         self._shared: dict[str | None, Any] = {}
         """Texts that many calls have in common, each once."""
@@ -363,17 +371,47 @@ class Lookup:
             self._cached -= sum(answer.nbytes for answer in dropped)
 
     def request_body(self, slot: Slot) -> bytes:
-        """What a recorded call asked."""
-        only = slice(slot.row, slot.row + 1)
-        return bytes(self._recordings[slot.file].again().batch(["request_body"], only)["request_body"][0])
+        """What a recorded call asked. From any thread."""
+        with self._reading:
+            bodies = self._bodies.pop(slot.file, None)
+            if bodies is None:
+                [bodies] = _values(self._recordings[slot.file], ["request_body"])
+            self._bodies[slot.file] = bodies
+            if len(self._bodies) > FILES_OF_BODIES:
+                self._bodies.popitem(last=False)
+        return bytes(bodies[slot.row])
 
-    def prefixes(self) -> Iterator[tuple[Slot, np.ndarray]]:
-        """The digests of what each recorded call was given, beginning by beginning."""
-        by_file: dict[int, Any] = {}
-        for slot in self.slots:
-            if slot.file not in by_file:
-                [by_file[slot.file]] = _values(self._recordings[slot.file], ["prefix_digests"])
-            yield slot, by_file[slot.file][slot.row]
+    def shared(self, prefixes: Sequence[int]) -> Iterator[tuple[Slot, int]]:
+        """Every recorded call, and how many of these beginnings it has in common with what is asked."""
+        order = np.argsort(np.array(prefixes, np.int64))
+        wanted, depth = np.array(prefixes, np.int64)[order], order + 1
+        by_file = [
+            _deepest(*self._recorded_beginnings(file), wanted, depth).tolist()
+            for file in range(len(self._recordings))
+        ]
+        return ((slot, by_file[slot.file][slot.row]) for slot in self.slots)
+
+    def _recorded_beginnings(self, file: int) -> tuple[np.ndarray, np.ndarray]:
+        """The digests of what the calls of a file were given, one after the other; where each call ends."""
+        found = self._beginnings.get(file)
+        if found is None:
+            [rows] = _values(self._recordings[file], ["prefix_digests"])
+            found = np.concatenate([*rows, np.empty(0, np.int64)]), np.cumsum([len(row) for row in rows])
+            if sum(flat.nbytes for flat, _ in list(self._beginnings.values())) < self._memory // 4:
+                self._beginnings[file] = found
+        return found
+
+
+def _deepest(flat: np.ndarray, ends: np.ndarray, wanted: np.ndarray, depth: np.ndarray) -> np.ndarray:
+    """For each call the largest depth of a digest that it shares; 0 where it shares none."""
+    found = np.zeros(len(ends), np.int64)
+    lengths = np.diff(ends, prepend=0)
+    some = lengths > 0
+    if len(wanted) and some.any():
+        at = np.minimum(np.searchsorted(wanted, flat), len(wanted) - 1)
+        hits = np.where(wanted[at] == flat, depth[at], 0)
+        found[some] = np.maximum.reduceat(hits, (ends - lengths)[some])
+    return found
 
 
 def target_of(method: str, path: str, query: str) -> str:

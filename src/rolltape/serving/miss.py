@@ -87,12 +87,10 @@ def _nearest(lookup: Lookup, asked: Asked, naming: Naming) -> Slot | None:
     except BadBody:
         body, prefixes = None, ()
     target = f"{asked.method} {asked.path.rstrip('/')}"
-    depth = {digest: at for at, digest in enumerate(prefixes, 1)}
     ranked: dict[tuple[bool, int], dict[bytes, Slot]] = {}
-    for slot, recorded in lookup.prefixes():
+    for slot, shared in lookup.shared(prefixes):
         if slot.target.partition("?")[0] != target:
             continue
-        shared = max((depth.get(int(digest), 0) for digest in recorded), default=0)
         own = asked.session is not None and slot.session == asked.session
         same = ranked.setdefault((own, shared), {})
         if slot.body not in same or (same[slot.body].given and not slot.given):

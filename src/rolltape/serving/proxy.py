@@ -81,6 +81,8 @@ class Proxy:
         if refused is not None:
             return refused
         path = request.rel_url.raw_path
+        if not path.startswith("/"):  # it would become part of the address of the server behind
+            return failure(404, None, f"{path!r} is not a path")
         if path == "/rolltape" or path.startswith("/rolltape/"):
             return await self._own(request, path)
         place = locate(path)
@@ -162,6 +164,9 @@ class Proxy:
         limit = self.options.max_body
         if (request.content_length or 0) > limit:
             raise TooLarge
+        if request.headers.get("expect", "").lower() == "100-continue":  # it holds the body back until then
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
         pieces, size = [], 0
         async for piece in request.content.iter_any():
             size += len(piece)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rolltape.batch.roles import columns_with
 from rolltape.reader.given_prompts import given_prompt
 from rolltape.reader.overview import beside
 from rolltape.reader.sample_fields import Field, as_text, field_text, is_reward
@@ -44,6 +45,8 @@ def read_sample(view: StepView, sample: int) -> SampleView:
     tokens = read_tokens(view, sample)
     prompt = view.prompt(sample)
     response = view.main.cell(view.roles.response, sample) if view.roles.response is not None else None
+    for name in columns_with(view.main.stored, "response_message"):  # more than text: calls of tools, say
+        response = view.main.cell(name, sample) or response
     found = SampleView(
         sample=sample,
         uid=uid,

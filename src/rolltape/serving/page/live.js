@@ -5,7 +5,7 @@ const words = {asked:"asked", replayed:"from the tape", live:"live", recorded:"r
 const text = value => value === null || value === undefined ? "" : String(value);
 function card(list, name, value, bad) {
   const box = document.createElement("div"), dt = document.createElement("dt"), dd = document.createElement("dd");
-  dt.textContent = name; dd.textContent = value; if (bad) dd.className = "bad";
+  dt.textContent = name; dd.textContent = typeof value === "number" ? value.toLocaleString("en") : value; if (bad) dd.className = "bad";
   box.append(dt, dd); list.append(box);
 }
 function rows(id, names, found) {
