@@ -142,7 +142,7 @@ def test_the_command_ends_with_what_happened(tmp_path):
         server.terminate()
         out, _ = server.communicate(timeout=60)
         assert server.returncode == 0
-        assert "1 calls, 1 live, 1 recorded" in out
+        assert "1 call, 1 live, 1 recorded" in out
     for body, code in [(chat("x"), 0), (chat("y"), 1)]:
         server = cli(str(tmp_path / "tape"), "--mode", "replay", "--json")
         ask(server.stdout.readline().strip(), body)

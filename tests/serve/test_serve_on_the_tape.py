@@ -98,7 +98,13 @@ def test_typed_columns_say_what_the_bytes_say(tape):
         answer = dialect.streamed(raw) if stream else dialect.response(_json(raw))
         first = answer.choices[0] if answer.choices else None
         assert row["endpoint"] == dialect.name, name
-        assert row["prompt"] == (request.messages or (None if request.prompt_ids else request.prompt)), name
+        assert row["prompt"] == (
+            request.messages
+            if request.messages is not None
+            else None
+            if request.prompt_ids
+            else request.prompt
+        ), name
         assert row["sampling"] == request.sampling, name
         assert row["stream"] == request.stream, name
         assert row["model"] == (request.model or answer.model), name
