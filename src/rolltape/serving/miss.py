@@ -187,8 +187,9 @@ def _in_messages(recorded: list[Any], asked: list[Any]) -> dict[str, Any] | None
 def _in_text(name: str, recorded: str, asked: str) -> dict[str, Any]:
     at = next((i for i, (a, b) in enumerate(zip(recorded, asked, strict=False)) if a != b), None)
     at = min(len(recorded), len(asked)) if at is None else at
+    said = [f"“{shown}”" if (shown := _around(text, at)) else "nothing" for text in (recorded, asked)]
     return {
-        "at": f"{name}, letter {at}: {_around(recorded, at)} was recorded, {_around(asked, at)} is asked",
+        "at": f"{name}, letter {at}: {said[0]} was recorded, {said[1]} is asked",
         "letter": at, "recorded": _around(recorded, at), "asked": _around(asked, at),
     }  # fmt: skip
 
@@ -245,7 +246,7 @@ def _where(slot: Slot) -> dict[str, Any]:
 def _around(text: str, at: int) -> str:
     start, stop = max(at - AROUND // 2, 0), at + AROUND
     shown = visible(text[start:stop])
-    return f"{'…' if start else ''}{shown}{'…' if stop < len(text) else ''}" if shown else "nothing"
+    return f"{'…' if start else ''}{shown}{'…' if stop < len(text) else ''}" if shown else ""
 
 
 def _short(value: Any) -> str:

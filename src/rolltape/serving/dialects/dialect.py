@@ -147,7 +147,7 @@ class Dialect:
     def error(self, message: str, rolltape: dict[str, Any]) -> dict[str, Any]:
         """An error in the form of this API."""
         detail = {"message": message, "type": "invalid_request_error", "param": None}
-        return {"error": {**detail, "code": text(rolltape.get("reason"))}, "rolltape": rolltape}
+        return {"error": {**detail, "code": text(rolltape.get("kind"))}, "rolltape": rolltape}
 
 
 def nested(sampling: dict[str, Any], name: str) -> dict[str, Any]:
