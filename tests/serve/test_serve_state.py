@@ -33,3 +33,29 @@ def test_the_version_of_the_weights_is_that_of_the_moment(tmp_path):
         with rolltape.serve(tmp_path / "tape", mode="replay") as server:
             told = train(server.url, questions)
         assert told == ["none"] * questions + ["0"] * questions + ["1"] * questions
+
+
+def poll(url: str, until: bool) -> int:
+    """Ask until it is so; how often that took, at most a hundred times."""
+    for asked in range(1, 101):
+        if httpx.get(f"{url}/is_paused").json()["is_paused"] is until:
+            return asked
+    raise AssertionError(f"never {until}")
+
+
+def test_who_waits_for_a_state_gets_there_in_a_replay_too(tmp_path):
+    """An engine takes its time to pause: what it says changes although nothing more is asked of it."""
+    asked = []
+
+    def answer(seen):
+        asked.append(seen.path)
+        return Plan(body=json.dumps({"is_paused": len(asked) > 4}).encode())
+
+    with Engine(answer) as engine, rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server:
+        httpx.post(f"{server.url}/pause").raise_for_status()
+        assert poll(server.url, True) == 4
+    with rolltape.serve(tmp_path / "tape", mode="replay") as server:
+        httpx.post(f"{server.url}/pause").raise_for_status()
+        assert poll(server.url, True) <= 4
+    found = list(rolltape.open(tmp_path / "tape").samples(0, "control"))
+    assert len(found) == 3, "a pause, and two answers that differ"

@@ -65,6 +65,11 @@ def is_health(path: str) -> bool:
     return _last(path) in ("health", "health_generate", "ready", "ping")
 
 
+def is_measure(path: str) -> bool:
+    """Whether a path tells numbers that are others at every moment, and that nothing waits for."""
+    return _last(path) in ("metrics", "load", "get_load")
+
+
 def _last(path: str) -> str:
     return path.strip("/").removeprefix("v1/")
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from urllib.parse import unquote_plus
 
 import aiohttp
@@ -73,10 +73,10 @@ class Passing:
         stage: str,
         step: int,
         weights: str,
-        keep: bool = True,
+        keep: Callable[[Call], bool] = lambda call: True,
         everywhere: bool = False,
     ) -> web.StreamResponse:
-        """Pass a request on. ``keep`` writes it down, ``everywhere`` gives it to every server there is."""
+        """Pass a request on: ``everywhere`` to every server there is; written down if ``keep`` says so."""
         await self._room()
         call = self._begin(asked, stage, step, weights)
         started = time.perf_counter()
@@ -93,7 +93,7 @@ class Passing:
             raise
         finally:
             call.latency = time.perf_counter() - started
-            self._end(call, waiting, keep=keep)
+            self._end(call, waiting, keep=keep(call))
 
     async def _pass_on(
         self, request: web.BaseRequest, call: Call, started: float, everywhere: bool

@@ -15,8 +15,9 @@ from aiohttp import web
 from rolltape.policy import Mode
 from rolltape.serving import asked as asking
 from rolltape.serving.asked import Asked, BadBody, Keys
+from rolltape.serving.call import Call
 from rolltape.serving.call_writer import CallWriter
-from rolltape.serving.control import QUESTIONS, Changes, is_health, updates_weights
+from rolltape.serving.control import QUESTIONS, Changes, is_health, is_measure, updates_weights
 from rolltape.serving.dialects import Dialect, find
 from rolltape.serving.http_answers import failure, json_answer
 from rolltape.serving.live_page import PAGE, POLICY
@@ -69,8 +70,8 @@ class Proxy:
         self.url = ""
         self._acts = 0
         """Requests to the control plane so far that may have changed something."""
-        self._seen: set[tuple[int, int, str]] = set()
-        """Questions to it that were recorded since then: health is asked for all the time."""
+        self._told_last: dict[str, tuple[int, int, bytes]] = {}
+        """What the control plane was last asked, and told: health is asked for all the time."""
         self._changes = Changes(control.slots)
 
     # -- requests ----------------------------------------------------------------------------------
@@ -245,13 +246,21 @@ class Proxy:
     async def _live_control(self, request: web.BaseRequest, asked: Asked) -> web.StreamResponse:
         asks = asked.method in QUESTIONS
         self._acts += not asks
-        once = self._acts, self.clock.step, target_of(asked.method, asked.path, asked.query)
-        repeated = asks and once in self._seen
-        self._seen.add(once)
+        target = target_of(asked.method, asked.path, asked.query)
         return await self._passing.pass_on(
             request, asked, stage="control", step=self.clock.step, weights=self.clock.weights,
-            keep=not repeated, everywhere=not asks,
+            keep=lambda call: not asks or self._is_news(target, call), everywhere=not asks,
         )  # fmt: skip
+
+    def _is_news(self, target: str, call: Call) -> bool:
+        """Whether a question is told something else than before, as long as nothing was done in between."""
+        now = (
+            self._acts,
+            call.step,
+            b"" if is_measure(call.asked.path) else bytes([call.status & 255]) + call.body,
+        )
+        before, self._told_last[target] = self._told_last.get(target), now
+        return now != before
 
     async def _played_control(self, request: web.BaseRequest, asked: Asked) -> web.StreamResponse:
         recorded = self._control.same_body(asked) or self._control.like(asked.method, asked.path)
