@@ -88,3 +88,15 @@ def test_a_split_that_is_not_on_the_tape_does_not_turn_a_replay_off(tmp_path: Pa
     assert "did you mean 'val'?" in str(caught.value)
     assert run(tmp_path / "t", "replay", split="val", on_miss="live").replayed == 2
     assert run(tmp_path / "t", "replay", split="vall", on_miss="record").recorded == 2, "it may begin one"
+
+
+def test_steps_that_are_not_on_the_tape_do_not_turn_a_replay_off_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record(tmp_path / "t")
+    with rolltape.Tape(tmp_path / "t", mode="replay", steps="0-9"):
+        pass
+    assert "none of those on the tape" not in caplog.text
+    with rolltape.Tape(tmp_path / "t", mode="replay", steps="100-200"):
+        pass
+    assert "steps 100-200 are none of those on the tape" in caplog.text

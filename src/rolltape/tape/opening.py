@@ -17,6 +17,7 @@ from rolltape.errors import ConfigError, MismatchError, NotATapeError, TapeNotFo
 from rolltape.fingerprint import Part, compare
 from rolltape.policy import Mode, OnMiss, Overwrite
 from rolltape.settings import MatchLevel, Settings
+from rolltape.steps import ALL_STEPS, NO_STEPS
 from rolltape.storage import LocalStorage, Storage
 from rolltape.tape.current_run import begin_run
 from rolltape.tape.manifest import (
@@ -148,6 +149,12 @@ def check_names(storage: Storage, settings: Settings, manifest: Manifest) -> Non
         _known("split", [settings.split], splits, "a split", storage.location)
     if settings.on_miss in (None, OnMiss.ERROR):
         check_stages(storage, settings, ())
+    if settings.steps not in (ALL_STEPS, NO_STEPS) and settings.beyond is OnMiss.LIVE:
+        if not any(key.step in settings.steps for key in recordings(storage)):
+            log.warning(
+                "steps %s are none of those on the tape %s: everything runs live, nothing is replayed",
+                settings.steps, storage.location,
+            )  # fmt: skip
 
 
 def check_stages(storage: Storage, settings: Settings, declared: Iterable[str]) -> None:
