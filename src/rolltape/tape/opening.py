@@ -149,12 +149,12 @@ def check_names(storage: Storage, settings: Settings, manifest: Manifest) -> Non
         _known("split", [settings.split], splits, "a split", storage.location)
     if settings.on_miss in (None, OnMiss.ERROR):
         check_stages(storage, settings, ())
-    if settings.steps not in (ALL_STEPS, NO_STEPS) and settings.beyond is OnMiss.LIVE:
-        if not any(key.step in settings.steps for key in recordings(storage)):
-            log.warning(
-                "steps %s are none of those on the tape %s: everything runs live, nothing is replayed",
-                settings.steps, storage.location,
-            )  # fmt: skip
+    chosen = settings.steps if settings.beyond is OnMiss.LIVE else ALL_STEPS
+    if chosen not in (ALL_STEPS, NO_STEPS) and not any(key.step in chosen for key in recordings(storage)):
+        log.warning(
+            "steps %s are none of those on the tape %s: everything runs live, nothing is replayed",
+            chosen, storage.location,
+        )  # fmt: skip
 
 
 def check_stages(storage: Storage, settings: Settings, declared: Iterable[str]) -> None:
