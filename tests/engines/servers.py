@@ -109,8 +109,11 @@ def vllm_server(model: str | None = None) -> Process:
 def llama_cpp_server(parallel: int = 2, template: str = "") -> Process:
     """llama.cpp's server with SmolLM2, straight from its GGUF; a context of 1024 for each in parallel."""
     port = free_port()
-    command = [sys.executable, "-c", _LLAMA_CPP, gguf(), str(port), str(parallel), template]
-    return Process(command, port).start().wait()
+    return Process(llama_cpp_command(port, parallel, template), port).start().wait()
+
+
+def llama_cpp_command(port: int, parallel: int = 2, template: str = "") -> list[str]:
+    return [sys.executable, "-c", _LLAMA_CPP, gguf(), str(port), str(parallel), template]
 
 
 @functools.cache

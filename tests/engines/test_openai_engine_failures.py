@@ -8,7 +8,7 @@ from rolltape.engines import OpenAIEngine, Rollout, SamplingParams
 from rolltape.engines.servers import http_client as retrying
 from rolltape.errors import EngineError, EngineUnreachableError, GenerationError, PromptError
 from tests.engines.proxy import Proxy
-from tests.engines.servers import Process, free_port, llama_cpp_server, vllm_server
+from tests.engines.servers import Process, free_port, llama_cpp_command, llama_cpp_server, vllm_server
 
 PROMPTS = [[40 + at, 50, 60] for at in range(6)]
 PARAMS = SamplingParams(n=2, max_tokens=6, seed=1)
@@ -196,7 +196,7 @@ def test_a_server_killed_and_restarted_in_the_middle_of_a_batch_loses_no_prompt(
     params = SamplingParams(n=1, max_tokens=8, temperature=0)
     shared = llama_cpp_server()
     port = free_port()
-    server = Process([*shared.command[:-1], str(port)], port).start().wait()
+    server = Process(llama_cpp_command(port), port).start().wait()
     proxy = Proxy(server.url)
     killed = threading.Event()
 
