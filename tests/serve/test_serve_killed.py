@@ -120,11 +120,9 @@ def test_nothing_answered_a_second_ago_is_lost(tmp_path, soak_round, kill):
             assert not row["aborted"]
             if name in answered:
                 assert bytes(row["response_body"]) == answered[name][1]
-        report = json.loads(run("check", tmp_path / "tape", "--json").stdout)
-        kinds = {finding["kind"] for tape in report["tapes"] for finding in tape["findings"]}
-        assert kinds <= {"leftover"}  # half a file that nobody takes for a recording
+        assert run("check", tmp_path / "tape").exit_code == 0
         _go_on(tmp_path / "tape", engine, set(answered), found)
-        assert run("check", tmp_path / "tape").exit_code == 0  # the next server sweeps
+        assert run("check", tmp_path / "tape").exit_code == 0
 
 
 def _go_on(tape: Path, engine: Engine, answered: set[str], found: dict[str, dict]) -> None:
