@@ -144,7 +144,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """The slow tests in many rounds: kills, flipped bits, full disks, forks, long recordings, killed servers."""
+    """The slow tests in many rounds: kills, flipped bits, full disks, forks, long runs, servers."""
     python = envs.find_python_or_own(MAIN_PYTHON)
     run_tests(session, "core", python, "tests/slow", *ROUND_BY_ROUND)
     run_tests(session, "serve", python, "tests/serve/test_serve_killed.py", "-W", "default")
