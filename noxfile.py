@@ -41,7 +41,7 @@ ROUND_BY_ROUND = ("-n", "2", "--dist", "load", "--maxschedchunk", "1")
 REAL_TRAINER = "tests/verl/test_real_trainer.py"
 """As long as the rest of its stack: a session by itself, so that both can run at the same time."""
 
-BENCH_STACKS = {"viewer": "viewer", "trl": "trl", "generation": "engines", "serve": "engines"}
+BENCH_STACKS = {"viewer": "viewer", "trl": "trl", "generation": "engines", "serve": "engines", "store": "store"}
 """The parts of the benchmarks that need another stack than `core`."""
 
 nox.options.default_venv_backend = "none"
@@ -134,6 +134,13 @@ def serve(session: nox.Session) -> None:
     """Frameworks and SDKs that talk to a server over HTTP, through `rolltape serve` and from its tapes."""
     folders = ("tests/serve", "tests/clients")
     run_tests(session, "serve", envs.find_python_or_own(MAIN_PYTHON), *folders, "-W", "default")
+
+
+@nox.session
+def store(session: nox.Session) -> None:
+    """Tapes in object stores, behind a real S3 server, and a Ray cluster that reads and writes them."""
+    python = envs.find_python_or_own(MAIN_PYTHON)
+    run_tests(session, "store", python, "tests/store", "-W", "default", *TWO_FILES_AT_ONCE)
 
 
 @nox.session

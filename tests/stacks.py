@@ -26,6 +26,7 @@ FOLDERS = {
     "engines": ("engines",),
     "viewer": ("viewer",),
     "serve": ("serve", "clients"),
+    "store": ("store",),
 }
 """Stack -> the folders it has beside `tests` itself, `tests/tools` and `tests/contracts`."""
 
@@ -40,6 +41,7 @@ NEEDS = {
     "engines": ("torch", "transformers", "vllm", "ray", "xllamacpp", "httpx"),
     "viewer": ("torch", "transformers", "starlette", "uvicorn", "jinja2", "textual", "playwright", "httpx"),
     "serve": ("aiohttp", "openai"),
+    "store": ("obstore", "ray", "aiohttp", "duckdb", "polars"),
     "clients": (
         "aiohttp",
         "openai",
@@ -53,7 +55,7 @@ NEEDS = {
 """Folder -> the modules without which it is skipped where no stack is named."""
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-LOUD = ("verl", "trl", "engines", "clients")
+LOUD = ("verl", "trl", "engines", "clients", "store")
 """Folders whose libraries warn about themselves."""
 
 EXTRAS = {

@@ -38,6 +38,7 @@ STACKS = {
     "engines": ("torch", "engines", "engines-nodeps"),
     "viewer": ("torch", "viewer"),
     "serve": ("serve",),
+    "store": ("store",),
 }
 """Stack -> its files in requirements/, in install order. Each also constrains the installs of the others.
 

@@ -32,6 +32,7 @@ SESSIONS = (
     "verl",
     "viewer",
     "serve",
+    "store",
     "light-3.10",
     "light-3.12",
     "light-3.13",
