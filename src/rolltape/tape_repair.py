@@ -16,7 +16,7 @@ from rolltape.errors import (
 )
 from rolltape.key import Key, metrics_path
 from rolltape.reader.integrity import Finding, Report, inspect, look_at_recording, wrong_with
-from rolltape.storage import LocalStorage
+from rolltape.storage import Storage
 from rolltape.tape.manifest import NAME, Manifest, digest_of, new_manifest, read_manifest, write_manifest
 from rolltape.tape.opening import not_found
 from rolltape.tape.recording import Recording
@@ -42,7 +42,7 @@ class Repair:
     """What is still wrong."""
 
 
-def repair(tape: LocalStorage, copy: LocalStorage | None = None, *, drop: bool = False) -> Repair:
+def repair(tape: Storage, copy: Storage | None = None, *, drop: bool = False) -> Repair:
     """Make ``tape.json`` if it is gone; fetch what is damaged or gone from ``copy``; drop what is left then.
 
     A step is dropped with all its stages and metrics: what was computed from a recording goes with it.
@@ -61,7 +61,7 @@ def repair(tape: LocalStorage, copy: LocalStorage | None = None, *, drop: bool =
     return done
 
 
-def _wrong(tape: LocalStorage) -> list[Finding]:
+def _wrong(tape: Storage) -> list[Finding]:
     return [finding for finding in inspect(tape).findings if finding.kind in MENDED]
 
 
@@ -73,7 +73,7 @@ def _place(finding: Finding) -> tuple[str, int] | None:
 # -- tape.json ---------------------------------------------------------------------------------------------
 
 
-def _mend_manifest(tape: LocalStorage, copy: LocalStorage | None, done: Repair) -> None:
+def _mend_manifest(tape: Storage, copy: Storage | None, done: Repair) -> None:
     theirs = None if copy is None else read_manifest(copy)
     if copy is not None and theirs is None:
         raise not_found(copy)
@@ -98,7 +98,7 @@ def _mend_manifest(tape: LocalStorage, copy: LocalStorage | None, done: Repair) 
     done.made = True
 
 
-def _made_anew(tape: LocalStorage) -> Manifest:
+def _made_anew(tape: Storage) -> Manifest:
     """What the recordings still say about their tape: when it began, its id, a digest of its fingerprint."""
     when: list[str] = []
     ids: set[str] = set()
@@ -129,7 +129,7 @@ def _made_anew(tape: LocalStorage) -> Manifest:
 # -- recordings and metrics --------------------------------------------------------------------------------
 
 
-def _fetch(tape: LocalStorage, copy: LocalStorage, finding: Finding, done: Repair) -> None:
+def _fetch(tape: Storage, copy: Storage, finding: Finding, done: Repair) -> None:
     """Take one file from the copy, if it is sound there."""
     key = Key.parse(finding.file)
     if key is None:
@@ -145,20 +145,20 @@ def _fetch(tape: LocalStorage, copy: LocalStorage, finding: Finding, done: Repai
         done.fetched.append(one.path)
 
 
-def _is_sound(copy: LocalStorage, key: Key) -> bool:
+def _is_sound(copy: Storage, key: Key) -> bool:
     names = [replace(key, inputs=flag).path for flag in (False, True)]
     names = [name for name in names if copy.exists(name)]
     return not list(look_at_recording(copy, key, names, Report("")))
 
 
-def _fetch_metrics(tape: LocalStorage, copy: LocalStorage, name: str, done: Repair) -> None:
+def _fetch_metrics(tape: Storage, copy: Storage, name: str, done: Repair) -> None:
     mine, theirs = _lines(tape, name), _lines(copy, name)
     if len(theirs) >= len(mine) and not any(map(wrong_with, theirs)):
         _write_lines(tape, name, theirs)
         done.fetched.append(name)
 
 
-def _drop(tape: LocalStorage, finding: Finding, done: Repair) -> None:
+def _drop(tape: Storage, finding: Finding, done: Repair) -> None:
     at = _place(finding)
     if at is None:
         if finding.kind == "metrics":
@@ -184,12 +184,12 @@ def _step(line: bytes) -> int | None:
     return None if wrong_with(line) else json.loads(line)["step"]
 
 
-def _lines(storage: LocalStorage, name: str) -> list[bytes]:
+def _lines(storage: Storage, name: str) -> list[bytes]:
     try:
         return [line for line in bytes(storage.read(name)).split(b"\n") if line]
     except StepMissingError:
         return []
 
 
-def _write_lines(tape: LocalStorage, name: str, lines: Iterable[bytes]) -> None:
+def _write_lines(tape: Storage, name: str, lines: Iterable[bytes]) -> None:
     tape.publish(name, [line + b"\n" for line in lines], replace=True)

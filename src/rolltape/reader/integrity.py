@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from stat import S_ISREG
 
 from rolltape.errors import (
     CorruptFileError,
@@ -22,9 +18,8 @@ from rolltape.errors import (
 from rolltape.hooks import hook
 from rolltape.key import Key, metrics_path
 from rolltape.reader.dropped_steps import read_dropped
-from rolltape.reader.listing import NOTES, all_files, is_name
-from rolltape.storage import LocalStorage, Stat, posix
-from rolltape.storage.beneath import not_regular
+from rolltape.reader.listing import NOTES, is_name
+from rolltape.storage import Stat, Storage
 from rolltape.tape.checked_lines import check_line
 from rolltape.tape.manifest import NAME, read_manifest
 from rolltape.tape.metrics import read_line
@@ -68,10 +63,10 @@ Tick = Callable[[Stat], None]
 """Told of every file that is done."""
 
 
-def inspect(storage: LocalStorage, tick: Tick = lambda stat: None) -> Report:
+def inspect(storage: Storage, tick: Tick = lambda stat: None) -> Report:
     """Check all of a tape."""
     report = Report(storage.location)
-    listed = sorted(all_files(storage), key=lambda stat: stat.name)
+    listed = sorted(storage.everything(), key=lambda stat: stat.name)
     names = {stat.name for stat in listed}
     for stat in listed:
         report.files += 1
@@ -79,16 +74,16 @@ def inspect(storage: LocalStorage, tick: Tick = lambda stat: None) -> Report:
         report.findings += _look_at(storage, stat, names, report)
         tick(stat)
     report.findings += missing_recordings(storage, names)
-    report.leftovers, report.in_progress = stale_files(storage)
+    unfinished = storage.unfinished(STALE_AFTER)
+    report.leftovers, report.in_progress = list(unfinished.stale), unfinished.live
     return report
 
 
-def _look_at(storage: LocalStorage, stat: Stat, names: set[str], report: Report) -> Iterator[Finding]:
+def _look_at(storage: Storage, stat: Stat, names: set[str], report: Report) -> Iterator[Finding]:
     name = stat.name
     split = name.partition("/")[0]
-    mode = os.lstat(f"{storage.location}/{name}").st_mode
-    if not S_ISREG(mode):
-        yield Finding("foreign", name, not_regular(name, mode).what)
+    if stat.wrong is not None:
+        yield Finding("foreign", name, stat.wrong)
     elif name == NAME:
         yield from _manifest(storage)
     elif is_name(split) and name == metrics_path(split):
@@ -99,7 +94,7 @@ def _look_at(storage: LocalStorage, stat: Stat, names: set[str], report: Report)
         yield Finding("foreign", name, "no part of a tape has this name; Rolltape never reads it")
 
 
-def missing_recordings(storage: LocalStorage, names: Collection[str]) -> Iterator[Finding]:
+def missing_recordings(storage: Storage, names: Collection[str]) -> Iterator[Finding]:
     """Recordings that others were made after and that are gone, unless they were dropped on purpose."""
     dropped = read_dropped(storage)
     shards: dict[tuple[str, str, int], list[Key]] = {}
@@ -120,7 +115,7 @@ def missing_recordings(storage: LocalStorage, names: Collection[str]) -> Iterato
                 yield Finding("missing", gone.path, text)
 
 
-def _recorded_before(storage: LocalStorage, key: Key, there: Collection[int]) -> Key | None:
+def _recorded_before(storage: Storage, key: Key, there: Collection[int]) -> Key | None:
     """The recording that this one was made after, if it is gone from the middle of the tape."""
     try:
         about = Recording(storage, key).about
@@ -132,14 +127,14 @@ def _recorded_before(storage: LocalStorage, key: Key, there: Collection[int]) ->
     return replace(key, step=before, call=key.call if isinstance(key.call, str) else 0)
 
 
-def _manifest(storage: LocalStorage) -> Iterator[Finding]:
+def _manifest(storage: Storage) -> Iterator[Finding]:
     try:
         read_manifest(storage)
     except RolltapeError as error:
         yield Finding("damaged", NAME, error.what)
 
 
-def _metrics(storage: LocalStorage, name: str) -> Iterator[Finding]:
+def _metrics(storage: Storage, name: str) -> Iterator[Finding]:
     try:
         lines = bytes(storage.read(name)).split(b"\n")
     except (StorageError, MemoryLimitError) as error:
@@ -167,7 +162,7 @@ def wrong_with(line: bytes) -> str | None:
 
 
 def look_at_recording(
-    storage: LocalStorage, key: Key, names: Collection[str], report: Report
+    storage: Storage, key: Key, names: Collection[str], report: Report
 ) -> Iterator[Finding]:
     """What is wrong with one recording; ``names`` are the files there are."""
     recording = Recording(storage, key)
@@ -223,23 +218,3 @@ def _inputs(recording: Recording, names: Collection[str]) -> Iterator[Finding]:
         yield Finding(
             "leftover", key.path, "inputs of a result that is not there; prune --steps removes them"
         )
-
-
-def stale_files(storage: LocalStorage) -> tuple[list[str], int]:
-    """The half-written files of writers that are gone, and how many files are being written now."""
-    stale: list[str] = []
-    live = 0
-    folder = os.path.join(storage.location, ".tmp")
-    if os.path.islink(folder):
-        return [".tmp"], 0
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if not entry.name.endswith(".tmp"):  # the lock
-                continue
-            with suppress(FileNotFoundError):  # published meanwhile
-                age = time.time() - entry.stat(follow_symlinks=False).st_mtime
-                if posix.is_stale(posix.writer_runs(entry.name), age, STALE_AFTER):
-                    stale.append(f".tmp/{entry.name}")
-                else:
-                    live += 1
-    return sorted(stale), live

@@ -11,14 +11,13 @@ import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
 from rolltape.errors import NotATapeError, TapeNotFoundError
 from rolltape.key import Key
 from rolltape.steps import ALL_STEPS, StepSelector
-from rolltape.storage import LocalStorage, Stat
+from rolltape.storage import Storage, is_url, joined, storage_at
 from rolltape.tape.current_run import NAME as RUNS
 from rolltape.tape.current_run import other_run
 from rolltape.tape.manifest import NAME
@@ -41,7 +40,7 @@ _FILE = re.compile(r"step_([0-9]{6,19})(\.[^/]+)?\.parquet")
 
 def is_tape(path: str) -> bool:
     """Whether there is a tape, readable or not."""
-    return os.path.isfile(os.path.join(path, NAME))
+    return storage_at(path).exists(NAME) if is_url(path) else os.path.isfile(os.path.join(path, NAME))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +56,9 @@ def find_tapes(root: str) -> Search:
     """The tapes at or under ``root``: a few folders deep, without hidden folders and links."""
     if os.path.isfile(root):
         raise NotATapeError("this is a file; a tape is a directory", where=os.path.abspath(root))
-    if not os.path.isdir(root):
+    if not (is_url(root) or os.path.isdir(root)):
         raise TapeNotFoundError("there is no such directory", where=os.path.abspath(root))
-    storage = LocalStorage(root)
+    storage = storage_at(root)
     if not is_tape(root) and next(recordings(storage), None) is not None:
         raise not_found(storage)
     found: list[str] = []
@@ -76,6 +75,8 @@ def find_tapes(root: str) -> Search:
 
 
 def _folders(folder: str) -> list[str]:
+    if is_url(folder):
+        return sorted(joined(folder, inner.rstrip("/")) for inner in storage_at(folder).folders(""))
     try:
         with os.scandir(folder) as entries:
             names = [e.name for e in entries if e.name[0] != "." and e.is_dir(follow_symlinks=False)]
@@ -118,7 +119,7 @@ def _keys(names: Iterable[str]) -> list[Key]:
 
 
 def stage_files(
-    storage: LocalStorage, split: str | None = None, stage: str | None = None, steps: StepSelector = ALL_STEPS
+    storage: Storage, split: str | None = None, stage: str | None = None, steps: StepSelector = ALL_STEPS
 ) -> Iterator[StageFiles]:
     """Every stage of every split that is asked for, with its recordings of these steps."""
     for split_name in _names(storage, ""):
@@ -129,7 +130,7 @@ def stage_files(
                 yield _listed(storage, split_name, stage_name, steps)
 
 
-def _names(storage: LocalStorage, folder: str) -> list[str]:
+def _names(storage: Storage, folder: str) -> list[str]:
     """The folders in this one that can be a split or a stage, by name."""
     names = sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in storage.folders(folder))
     return [name for name in names if is_name(name)]
@@ -140,7 +141,7 @@ def is_name(name: str) -> bool:
     return Key.parse(f"{name}/{name}/step_000000.parquet") is not None
 
 
-def _listed(storage: LocalStorage, split: str, stage: str, steps: StepSelector) -> StageFiles:
+def _listed(storage: Storage, split: str, stage: str, steps: StepSelector) -> StageFiles:
     folder = f"{split}/{stage}/"
     files: list[tuple[int, str]] = []
     inputs: list[tuple[int, str]] = []
@@ -154,22 +155,3 @@ def _listed(storage: LocalStorage, split: str, stage: str, steps: StepSelector) 
             continue
         (inputs if name.endswith(".in.parquet") else files).append((int(match[1]), name))
     return StageFiles(split, stage, sorted(files), sorted(inputs))
-
-
-def all_files(storage: LocalStorage) -> Iterator[Stat]:
-    """Every file of the tape with its size, whoever put it there; hidden ones are left out.
-
-    Not by way of the storage, which knows only names that a tape can have.
-    """
-    pending = [("", 0)]
-    while pending:
-        folder, depth = pending.pop()
-        with suppress(FileNotFoundError), os.scandir(f"{storage.location}/{folder}") as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    pending += [(f"{folder}{entry.name}/", depth + 1)] if depth < DEEPEST else []
-                else:
-                    with suppress(FileNotFoundError):  # deleted since it was listed
-                        yield Stat(folder + entry.name, entry.stat(follow_symlinks=False).st_size, "")

@@ -9,10 +9,10 @@ from typing import Any
 from rolltape.codec.file import RecordingFile
 from rolltape.errors import RolltapeError
 from rolltape.key import Key, metrics_path
-from rolltape.reader.listing import StageFiles, all_files
+from rolltape.reader.listing import StageFiles
 from rolltape.reader.run import open
 from rolltape.reader.samples import Samples
-from rolltape.storage import LocalStorage
+from rolltape.storage import Storage, storage_at
 from rolltape.tape.recording import Recording
 
 _STORED = {
@@ -118,8 +118,8 @@ class RecordingRow:
 
 def tape_row(path: str) -> TapeRow:
     """What is on a tape, from names and sizes alone."""
-    storage = LocalStorage(path)
-    size = sum(stat.size for stat in all_files(storage))
+    storage = storage_at(path)
+    size = sum(stat.size for stat in storage.everything())
     try:
         run = open(path)
         stages = [_stage_row(run.files(stage, split)) for split in run.splits for stage in run.stages(split)]
@@ -134,7 +134,7 @@ def _stage_row(listed: StageFiles) -> StageRow:
     return StageRow(listed.split, listed.stage, len(steps), len(listed.files), steps[-1] if steps else None)
 
 
-def recording_rows(storage: LocalStorage, listed: StageFiles, last: int) -> Iterator[RecordingRow]:
+def recording_rows(storage: Storage, listed: StageFiles, last: int) -> Iterator[RecordingRow]:
     """The last so many recordings of a stage; only those are opened."""
     return (recording_row(Recording(storage, key)) for key in listed.recordings(last))
 

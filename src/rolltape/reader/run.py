@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,30 +26,25 @@ from rolltape.reader.acceptances import acceptances
 from rolltape.reader.listing import StageFiles, is_name, stage_files
 from rolltape.reader.samples import Samples
 from rolltape.reader.wording import moment
-from rolltape.storage import LocalStorage
+from rolltape.storage import Mark, Storage, storage_at
 from rolltape.tape.manifest import Manifest, read_manifest
 from rolltape.tape.metrics import read_all_metrics
 from rolltape.tape.missing import explain_missing
 from rolltape.tape.opening import not_found, resolved_dir
 from rolltape.tape.recording import Recording
 
-SETTLED = 2.0
-"""Seconds after which an unchanged folder is not listed again: the clocks of file systems are coarse."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
     files: StageFiles
-    changed: int
-    """When the folder last changed, as it says."""
-    when: float
-    """When it was listed."""
+    mark: Mark | None
+    """What the storage said of the folder before it was listed."""
 
 
 class Run:
     """What is on a tape. Made by :func:`rolltape.open`."""
 
-    def __init__(self, path: str, storage: LocalStorage, manifest: Manifest) -> None:
+    def __init__(self, path: str, storage: Storage, manifest: Manifest) -> None:
         self.path = path
         """As it was asked for."""
         self.storage = storage
@@ -118,15 +112,11 @@ class Run:
         """The files of a stage. A folder that has not changed since is not listed again."""
         check_name("split", split)
         check_name("stage", stage)
-        try:
-            changed = os.stat(f"{self.location}/{split}/{stage}").st_mtime_ns
-        except OSError:
-            return StageFiles(split, stage, [], [])
+        mark = self.storage.mark(f"{split}/{stage}/")
         known = self._listed.get((split, stage))
-        if known is None or known.changed != changed or known.when - changed / 1e9 <= SETTLED:
-            when = time.time()
+        if known is None or mark is None or known.mark != mark or not mark.settled:
             files = next(stage_files(self.storage, split, stage), StageFiles(split, stage, [], []))
-            known = self._listed[split, stage] = _Listed(files, changed, when)
+            known = self._listed[split, stage] = _Listed(files, mark)
         return known.files
 
     def recordings(self, stage: str | None = None, split: str | None = None) -> Iterator[Recording]:
@@ -187,7 +177,7 @@ class Run:
             if run is not self and self.replays(run):
                 return run
         try:
-            found = open(wanted["dir"]) if os.path.isdir(wanted["dir"]) else None
+            found = open(wanted["dir"])
         except RolltapeError:
             return None
         return found if found is not None and self.replays(found) else None
@@ -209,7 +199,8 @@ class Run:
         for split in self.splits:
             for stage in self.stages(split):
                 files = self.files(stage, split).files
-                marks.append(f"{len(files)}.{self._listed[split, stage].changed:x}")
+                mark = self._listed[split, stage].mark
+                marks.append(f"{len(files)}.{mark.text if mark else ''}")
             stat = self.storage.stat(metrics_path(split))
             marks.append(str(stat.size if stat else 0))
         return "-".join(marks)
@@ -231,7 +222,7 @@ def open(path: str | os.PathLike[str]) -> Run:
     Works while the run is being recorded: what has landed since is there when it is next asked for.
     """
     location = resolved_dir(os.fspath(path))
-    storage = LocalStorage(location)
+    storage = storage_at(location)
     manifest = read_manifest(storage)
     if manifest is None:
         raise not_found(storage)

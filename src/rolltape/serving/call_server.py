@@ -21,7 +21,7 @@ from rolltape.serving.call_writer import CallWriter
 from rolltape.serving.lookup import Lookup
 from rolltape.serving.serve_options import ServeOptions, is_loopback, read_options
 from rolltape.settings import Settings
-from rolltape.storage import LocalStorage
+from rolltape.storage import storage_at
 from rolltape.tape import Tape
 from rolltape.tape.opening import open_tape, resolved_dir
 
@@ -130,7 +130,7 @@ class Server:
 
     def _open(self) -> tuple[Run, CallWriter | None]:
         mode = self.options.mode
-        storage = LocalStorage(self.dir)
+        storage = storage_at(self.dir)
         manifest = open_tape(storage, Settings(dir=self.dir, mode=mode))
         run = open(self.dir)
         if mode is Mode.RECORD:

@@ -1,9 +1,23 @@
-"""Where the files of a tape live: one contract, and the local file system that fulfils it.
+"""Where the files of a tape live: one contract, and what fulfils it.
 
 Knows names and bytes. Knows nothing of steps, batches or Parquet.
 """
 
-from rolltape.storage.contract import BytesLike, Stat, Storage, check_name, check_prefix
+from rolltape.storage.contract import BytesLike, Mark, Stat, Storage, Unfinished, check_name, check_prefix
 from rolltape.storage.local import LocalStorage
+from rolltape.storage.locating import absolute, is_url, joined, storage_at
 
-__all__ = ["BytesLike", "LocalStorage", "Stat", "Storage", "check_name", "check_prefix"]
+__all__ = [
+    "BytesLike",
+    "LocalStorage",
+    "Mark",
+    "Stat",
+    "Storage",
+    "Unfinished",
+    "absolute",
+    "check_name",
+    "check_prefix",
+    "is_url",
+    "joined",
+    "storage_at",
+]

@@ -38,6 +38,28 @@ class Stat:
     """Length in bytes."""
     revision: str
     """Opaque; it changes when the file is replaced."""
+    wrong: str | None = None
+    """Why it cannot be read, where it is no regular file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The state of a folder."""
+
+    text: str
+    """Opaque; it changes when a file in the folder comes, goes or is replaced."""
+    settled: bool
+    """Whether a change from now on is sure to give another text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What is neither published nor cleaned up."""
+
+    stale: Sequence[str] = ()
+    """Files that a dead writer left half-written. No reader ever sees them."""
+    live: int = 0
+    """How many files are being written now."""
 
 
 class Storage(Protocol):
@@ -87,6 +109,15 @@ class Storage(Protocol):
 
     def folders(self, prefix: str) -> Iterator[str]:
         """The prefixes directly under ``prefix`` (``train/rollout/``), in no particular order."""
+
+    def everything(self) -> Iterator[Stat]:
+        """Every file a few folders deep, whoever put it there and whatever its name; hidden ones left out."""
+
+    def mark(self, prefix: str) -> Mark | None:
+        """What changes when a file directly under ``prefix`` comes or goes; None if only a list can tell."""
+
+    def unfinished(self, older_than_seconds: float) -> Unfinished:
+        """What ``clean`` would remove, and what is being written."""
 
     def delete(self, name: str) -> None:
         """Remove the file, durably. A name that does not exist is fine."""

@@ -19,6 +19,7 @@ import fcntl
 import logging
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
@@ -26,7 +27,7 @@ from typing import TypeVar
 from rolltape.errors import CorruptFileError, RolltapeError, StepExistsError, StepMissingError
 from rolltape.storage import posix
 from rolltape.storage.beneath import folder, not_regular, open_file
-from rolltape.storage.contract import BytesLike, Stat, check_name, check_prefix, is_name
+from rolltape.storage.contract import BytesLike, Mark, Stat, Unfinished, check_name, check_prefix, is_name
 from rolltape.storage.memory_limit import check_memory
 
 T = TypeVar("T")
@@ -34,6 +35,10 @@ T = TypeVar("T")
 log = logging.getLogger("rolltape")
 
 _TEMPORARY = ".tmp"
+_DEEPEST = 4
+"""How many folders down a tape has files."""
+_SETTLED = 2.0
+"""Seconds after which an unchanged folder is not listed again: the clocks of file systems are coarse."""
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
@@ -176,6 +181,47 @@ class LocalStorage:
                     "%s/%s%s is a symbolic link in the place of a folder; nothing is followed out of a tape",
                     self.location, prefix, entry.name,
                 )  # fmt: skip
+
+    def everything(self) -> Iterator[Stat]:
+        pending = [("", 0)]
+        while pending:
+            inner, depth = pending.pop()
+            with suppress(FileNotFoundError), os.scandir(f"{self.location}/{inner}") as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        pending += [(f"{inner}{entry.name}/", depth + 1)] if depth < _DEEPEST else []
+                        continue
+                    with suppress(FileNotFoundError):  # deleted since it was listed
+                        found = entry.stat(follow_symlinks=False)
+                        name = inner + entry.name
+                        wrong = None if stat.S_ISREG(found.st_mode) else not_regular(name, found.st_mode).what
+                        yield Stat(name, found.st_size, "", wrong)
+
+    def mark(self, prefix: str) -> Mark:
+        try:
+            when = os.stat(f"{self.location}/{prefix}").st_mtime_ns
+        except OSError:
+            return Mark("", settled=True)
+        return Mark(f"{when:x}", settled=time.time() - when / 1e9 > _SETTLED)
+
+    def unfinished(self, older_than_seconds: float) -> Unfinished:
+        if os.path.islink(self._temporary):
+            return Unfinished((_TEMPORARY,))
+        stale: list[str] = []
+        live = 0
+        with suppress(OSError), os.scandir(self._temporary) as entries:
+            for entry in entries:
+                if not entry.name.endswith(".tmp"):  # the lock
+                    continue
+                with suppress(FileNotFoundError):  # published meanwhile
+                    age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                    if posix.is_stale(posix.writer_runs(entry.name), age, older_than_seconds):
+                        stale.append(f"{_TEMPORARY}/{entry.name}")
+                    else:
+                        live += 1
+        return Unfinished(sorted(stale), live)
 
     def free_bytes(self) -> int:
         with self._explained("look up", self.location):

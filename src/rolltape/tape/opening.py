@@ -18,7 +18,7 @@ from rolltape.fingerprint import Part, compare
 from rolltape.policy import Mode, OnMiss, Overwrite
 from rolltape.settings import MatchLevel, Settings
 from rolltape.steps import ALL_STEPS, NO_STEPS
-from rolltape.storage import LocalStorage, Storage
+from rolltape.storage import Storage, absolute, is_url, storage_at
 from rolltape.tape.current_run import begin_run
 from rolltape.tape.manifest import (
     NAME,
@@ -47,7 +47,7 @@ def begin_out(
             where=out,
             hint="give another directory: a replay never changes its tape",
         )
-    storage = LocalStorage(out)
+    storage = storage_at(out)
     baseline = {"id": manifest.id, "dir": directory}
     found = read_manifest(storage) or write_manifest(storage, new_manifest(first.fingerprint, baseline))
     if (found.baseline or {}).get("id") != manifest.id:
@@ -88,15 +88,9 @@ RAY_SESSION = re.compile(r"/(ray/session_[^/]+|session_\d{4}-\d\d-\d\d_\d\d-\d\d
 
 
 def resolved_dir(directory: str) -> str:
-    """The absolute directory. Resolved once, here: other processes may have other working directories."""
-    if "://" in directory:
-        raise ConfigError(
-            "a tape is a local directory; object stores are not supported yet",
-            where=directory,
-            hint="record to a directory, and copy it there afterwards",
-        )
-    path = os.path.abspath(os.path.expanduser(directory))
-    if RAY_SESSION.search(path):
+    """The absolute directory, or the URL. Resolved once: others may have other working directories."""
+    path = absolute(directory)
+    if not is_url(path) and RAY_SESSION.search(path):
         log.warning(
             "the tape %s lies inside a Ray session folder, which Ray removes and other runs cannot find; "
             "give an absolute directory elsewhere",
@@ -222,7 +216,7 @@ def not_found(storage: Storage) -> TapeNotFoundError | NotATapeError:
             causes=["a file of the tape was named instead of the tape"],
             hint="give the directory that holds tape.json",
         )
-    if not os.path.isdir(location):
+    if not (is_url(location) or os.path.isdir(location)):
         return TapeNotFoundError(
             "there is no tape here",
             where=location,

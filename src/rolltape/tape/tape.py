@@ -18,7 +18,7 @@ from rolltape.key import check_name
 from rolltape.policy import Mode
 from rolltape.settings import Settings, resolve
 from rolltape.steps import as_step
-from rolltape.storage import LocalStorage
+from rolltape.storage import storage_at
 from rolltape.tape.call_arguments import Naming
 from rolltape.tape.dispatcher import Dispatcher
 from rolltape.tape.expected_dtypes import expected_dtypes
@@ -106,7 +106,7 @@ class Tape(Reading):
         self._number = next(_numbers)
         if self.is_off:
             return self
-        storage = LocalStorage(resolved_dir(self.settings.dir or "."))
+        storage = storage_at(resolved_dir(self.settings.dir or "."))
         self.dir = storage.location
         self.manifest = open_tape(storage, self.settings)
         if self.settings.out is not None:

@@ -11,10 +11,10 @@ from rolltape.cli.arguments import TapePath, json_option
 from rolltape.cli.output import Exit, Screen, complain, new_table, print_json
 from rolltape.cli.progress import step_bar
 from rolltape.reader.integrity import Report, inspect
-from rolltape.reader.listing import all_files, find_tapes
+from rolltape.reader.listing import find_tapes
 from rolltape.reader.wording import counted
 from rolltape.rich_text import shown
-from rolltape.storage import LocalStorage, Stat
+from rolltape.storage import Stat, storage_at
 from rolltape.tape.summary import amount
 from rolltape.tape_repair import MENDED
 
@@ -45,8 +45,8 @@ def command(tapes: tuple[str, ...], as_json: bool) -> Exit:
 
 
 def _checked(path: str) -> Report:
-    storage = LocalStorage(path)
-    total, done = sum(stat.size for stat in all_files(storage)), 0
+    storage = storage_at(path)
+    total, done = sum(stat.size for stat in storage.everything()), 0
     with step_bar(storage.location) as told:
 
         def tick(stat: Stat) -> None:

@@ -7,12 +7,11 @@ import click
 from rolltape.cli.arguments import Steps, TapePath, tape_argument
 from rolltape.cli.output import Exit, complain
 from rolltape.cli.redaction_text import document, print_redaction, round_option
-from rolltape.reader.listing import all_files
 from rolltape.reader.run import open
 from rolltape.reader.visible import visible
 from rolltape.reader.wording import counted
 from rolltape.steps import ALL_STEPS, StepSelector
-from rolltape.storage import LocalStorage
+from rolltape.storage import storage_at
 from rolltape.tape.summary import amount
 from rolltape.verify.baseline.cut_tape import cut, look_through
 
@@ -33,7 +32,7 @@ def command(
     Samples are counted in the rollout and found in the other stages by who they are. What belongs to no
     sample, weights say, is taken whole. What has them and cannot be taken apart is an error.
     """
-    target = LocalStorage(out)
+    target = storage_at(out)
     run, redaction = open(tape), None
     if redact:
         redaction = look_through(run, steps, digits)
@@ -41,7 +40,7 @@ def command(
     elif digits is not None:
         raise click.UsageError("--round goes with --redact")
     done = cut(run, target, steps, samples, redaction)
-    size = amount(sum(stat.size for stat in all_files(target)))
+    size = amount(sum(stat.size for stat in target.everything()))
     of = "" if done.samples < 0 else f", {counted(done.samples, 'sample')}"
     complain(f"{out}: {counted(done.recordings, 'recording')}{of}, {size}")
     if done.whole:

@@ -12,7 +12,6 @@ from rich.progress import track
 from rolltape.cli.arguments import Steps, split_filter, stage_filter, tape_argument
 from rolltape.cli.output import Exit, Screen, complain, new_table
 from rolltape.reader.dropped_steps import Dropped, note_dropped
-from rolltape.reader.integrity import stale_files
 from rolltape.reader.listing import StageFiles, stage_files
 from rolltape.reader.run import Run, open
 from rolltape.reader.visible import visible
@@ -64,7 +63,7 @@ def command(
     elif keep is not None or steps is not None:
         complain("no recordings to delete")
     if dry_run:
-        stale = counted(len(stale_files(opened.storage)[0]), "leftover")
+        stale = counted(len(opened.storage.unfinished(STALE_AFTER).stale), "leftover")
         complain(f"dry run: nothing was deleted; {stale} of processes that are gone would be removed too")
         return Exit.CLEAN
     if chosen and not yes and not _confirmed(opened, chosen):

@@ -10,7 +10,7 @@ from rolltape.cli.redaction_text import document, dry_run_option, print_redactio
 from rolltape.reader.run import open
 from rolltape.reader.wording import counted
 from rolltape.steps import ALL_STEPS
-from rolltape.storage import LocalStorage
+from rolltape.storage import storage_at
 from rolltape.verify.baseline.cut_tape import cut, look_through
 
 
@@ -33,7 +33,7 @@ def command(tape: str, out: str, digits: int | None, dry_run: bool, as_json: boo
     if not as_json:
         print_redaction(listed)
     if not dry_run:
-        done = cut(run, LocalStorage(out), ALL_STEPS, ALL_STEPS, redaction)
+        done = cut(run, storage_at(out), ALL_STEPS, ALL_STEPS, redaction)
         complain(f"{out}: {counted(done.recordings, 'recording')}")
     if as_json:
         print_json(listed)

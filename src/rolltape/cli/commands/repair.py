@@ -10,7 +10,7 @@ from rolltape.cli.arguments import TapePath, tape_argument
 from rolltape.cli.output import Exit, complain
 from rolltape.reader.visible import visible
 from rolltape.reader.wording import counted
-from rolltape.storage import LocalStorage
+from rolltape.storage import storage_at
 from rolltape.tape.missing import ranges
 from rolltape.tape_repair import Repair, repair
 
@@ -26,7 +26,7 @@ def command(tape: str, copy: str | None, drop: bool) -> Exit:
     all its stages and metrics, so that a run in mode auto records it again. Without either nothing is
     deleted: a lost tape.json is made anew, and the rest is listed.
     """
-    done = repair(LocalStorage(tape), None if copy is None else LocalStorage(copy), drop=drop)
+    done = repair(storage_at(tape), None if copy is None else storage_at(copy), drop=drop)
     _tell(done, tape)
     for finding in done.left:
         complain(f"{finding.kind}: {finding.file}: {finding.message}")

@@ -26,7 +26,7 @@ from rolltape.reader.wording import count, counted, seconds
 from rolltape.serving import serve
 from rolltape.settings import Settings
 from rolltape.steps import ALL_STEPS, StepSelector
-from rolltape.storage import LocalStorage
+from rolltape.storage import absolute, is_url, storage_at
 from rolltape.tape.opening import OPENED, not_found
 
 
@@ -71,10 +71,10 @@ def command(
         raise click.UsageError("--upstream goes with --serve")
     if serves:
         return _serving(mode, folder, upstream, command)
-    tape = os.path.abspath(os.path.expanduser(folder))
+    tape = absolute(folder)
     if mode == Mode.REPLAY and on_miss is None and not is_tape(tape):
-        if os.path.exists(tape):
-            raise not_found(LocalStorage(tape))
+        if not is_url(tape) and os.path.exists(tape):
+            raise not_found(storage_at(tape))
         raise TapeNotFoundError(
             "there is no tape to replay",
             where=tape,

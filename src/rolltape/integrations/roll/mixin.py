@@ -17,7 +17,7 @@ from rolltape.integrations.roll.mock import Inputs, RolloutMock, announce, curre
 from rolltape.integrations.roll.mock_config import field, fingerprint, stage_name, tape_options
 from rolltape.policy import Mode
 from rolltape.settings import resolve
-from rolltape.storage import LocalStorage
+from rolltape.storage import storage_at
 from rolltape.tape import Tape
 from rolltape.tape.manifest import read_manifest
 
@@ -179,7 +179,7 @@ def _open_tape(options: dict[str, Any], parts: dict[str, Any]) -> Tape:
     settings = resolve({}, os.environ, options)
     parts = {**parts, **settings.fingerprint}
     compared = parts and settings.mode in (Mode.REPLAY, Mode.AUTO)
-    manifest = read_manifest(LocalStorage(settings.dir or ".")) if compared else None
+    manifest = read_manifest(storage_at(settings.dir or ".")) if compared else None
     if manifest is not None and not manifest.fingerprint:  # such as one imported from ROLL's dumps
         log.warning("%s the tape has no fingerprint; not compared: %s", TITLE, ", ".join(parts))
         parts = {}
