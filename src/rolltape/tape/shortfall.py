@@ -176,18 +176,18 @@ class CallsMade:
         if self._blocks.is_cut_off(split, step) or made >= self._counted(split, stage)[step]:
             self._pending.pop(place, None)
             return
-        missing = [key for key in self._recorded(place) if not self._is_known(key)]
-        turns = [
-            about.turn
-            for about in map(self._about, missing)
-            if about is not None and about.writer == writer and about.turn is not None
-        ]
-        if turns and min(turns) < turn and self._blocks.in_sequence:
+        turns: dict[Key, int | None] = {}
+        for key in self._recorded(place):
+            if not self._is_known(key):
+                about = self._about(key)
+                turns[key] = about.turn if about is not None and about.writer == writer else None
+        overdue = tuple(key for key, at in turns.items() if at is not None and at < turn)
+        if overdue and self._blocks.in_sequence:
             self._pending.pop(place, None)
             self._said.add(place)
-            Shortfall(tuple(missing), made).refuse(self._storage.location)
+            Shortfall(overdue, made).refuse(self._storage.location)
         # They come later, or nobody knows when.
-        self._not_before[place] = min(turns) if turns and len(turns) == len(missing) else 2**63
+        self._not_before[place] = min((2**63 if at is None else at for at in turns.values()), default=2**63)
 
     def _found(self, never_played: Iterable[str]) -> list[Shortfall]:
         """What was left of steps that this run took part in and that did not break off."""
