@@ -70,8 +70,6 @@ class Dispatcher:
         self.out = out
         """That of the second tape, for what a replay computes anew."""
         self.closed = False
-        self.alone = True
-        """Whether no other process uses this very tape for a part of the same run, as far as it is known."""
         self._last: Summary | None = None
         self.load()
         _open.add(self)
@@ -324,7 +322,7 @@ class Dispatcher:
             self.out.close()
         self.recorder.raise_failure()
         if first and not failing and self._last is not None:
-            self.calls_made.at_close(self._last.never_played, alone=self.alone)
+            self.calls_made.at_close(self._last.never_played)
 
     # -- parts -----------------------------------------------------------------------------------------
 
@@ -457,7 +455,7 @@ def _close_all() -> None:
 def _after_fork() -> None:
     for dispatcher in list(_open):
         dispatcher.load()
-        dispatcher.alone = False
+        dispatcher.calls_made.alone = False
 
 
 atexit.register(_close_all)

@@ -115,6 +115,8 @@ class CallsMade:
         self._not_before: dict[Place, int] = {}
         """Until which turn of the recorded run a pending step may still get calls."""
         self._said: set[Place] = set()
+        self.alone = True
+        """Whether no other process uses this very tape for a part of the same run, as far as it is known."""
         self._counts: dict[tuple[str, str], Counter[int]] = {}
         """How many calls with keys each step has on the tape, by split and stage."""
 
@@ -149,18 +151,15 @@ class CallsMade:
             if not any(about is None or about.outlived for about in map(self._about, missing)):
                 Shortfall(tuple(missing), number).refuse(self._storage.location)
 
-    def at_close(self, never_played: Iterable[str], *, alone: bool) -> None:
-        """Refuse what is short of the steps that are over; warn of the others that are.
-
-        ``alone`` is False where other processes may have made the rest of the calls.
-        """
+    def at_close(self, never_played: Iterable[str]) -> None:
+        """Refuse what is short of the steps that are over; warn of the others that are."""
         if self._level is MatchLevel.IGNORE:
             return
         found = self._found(never_played)
         complete = self._complete(found)
         refused: list[tuple[Shortfall, int]] = []
         for each in _by_stage(found):
-            over = next((one for one in each if alone and self._is_over(one, complete)), None)
+            over = next((one for one in each if self.alone and self._is_over(one, complete)), None)
             is_error = self._level is MatchLevel.ERROR and over is not None and self._has_one_writer(over)
             if over is not None and is_error:
                 refused.append((over, len(each) - 1))
@@ -177,10 +176,15 @@ class CallsMade:
             self._pending.pop(place, None)
             return
         turns: dict[Key, int | None] = {}
+        shared = not self.alone
         for key in self._recorded(place):
+            about = self._about(key)
+            shared = shared or about is None or about.writer != writer
             if not self._is_known(key):
-                about = self._about(key)
-                turns[key] = about.turn if about is not None and about.writer == writer else None
+                turns[key] = None if about is None else about.turn
+        if shared:  # other processes may make the rest
+            self._pending.pop(place, None)
+            return
         overdue = tuple(key for key, at in turns.items() if at is not None and at < turn)
         if overdue and self._blocks.in_sequence:
             self._pending.pop(place, None)

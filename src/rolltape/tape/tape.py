@@ -143,7 +143,7 @@ class Tape(Reading):
     def __reduce__(self) -> tuple[Any, ...]:
         # In another process, a Ray actor say, it is the same tape, whatever the working directory is there.
         if self._dispatcher is not None:
-            self._dispatcher.alone = False
+            self._dispatcher.calls_made.alone = False
         out, run = (self.out.dir, self.out._run) if self.out else (None, None)
         settings = replace(self.settings, dir=self.dir or self.settings.dir, out=out)
         return _elsewhere, (type(self), settings, self._run, run)
@@ -329,5 +329,5 @@ def _elsewhere(cls: type[Tape], settings: Settings, run: str | None, out_run: st
     """The same tape in another process."""
     tape = _opened(cls, settings, run, out_run)
     if tape._dispatcher is not None:
-        tape._dispatcher.alone = False
+        tape._dispatcher.calls_made.alone = False
     return tape
