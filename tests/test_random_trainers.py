@@ -9,7 +9,7 @@ import pytest
 
 from rolltape import MismatchError, StepMissingError
 from tests.taping import same
-from tests.trainers import Trainer
+from tests.trainers import KINDS, Trainer
 
 WORDS = "why is the sky blue and how far away are all of those small stars at night".split()
 
@@ -35,6 +35,8 @@ OTHER_RUNS = {
     "one prompt": lambda step, rank: [*prompts(step, rank)[:-1], "another"],
     "batch size": lambda step, rank: prompts(step, rank) * 2 + ["one more"],
     "order": lambda step, rank: prompts(step, rank)[::-1],
+    "smaller batch": lambda step, rank: prompts(step, rank)[:-1],
+    "a single prompt": lambda step, rank: prompts(step, rank)[2:3],
 }
 
 
@@ -44,6 +46,10 @@ def test_another_run_is_refused_by_name(tmp_path: Path, number: int, what: str) 
     trainer = Trainer.numbered(number)
     trainer.run(tmp_path / "t", "record", prompts)
     other, model = OTHER_RUNS.get(what, prompts), "large" if what == "model" else "small"
+    if trainer.is_keyed and what == "smaller batch":  # every call is the same, and one is not made
+        with pytest.raises(MismatchError, match=r"calls: recorded 4 of stage .* never 'request-3'"):
+            trainer.run(tmp_path / "t", "replay", other)
+        return
     if trainer.is_keyed and what == "batch size":  # the first calls are the same, the next is not recorded
         with pytest.raises(StepMissingError, match="request-4"):
             trainer.run(tmp_path / "t", "replay", other)
@@ -52,3 +58,13 @@ def test_another_run_is_refused_by_name(tmp_path: Path, number: int, what: str) 
         trainer.run(tmp_path / "t", "replay", other, model=model)
     message, name = str(caught.value), "model" if what == "model" else "batch"
     assert f"`{name}" in message or f"`options.{name}" in message, message
+
+
+def test_they_are_of_all_kinds() -> None:
+    trainers = [Trainer.numbered(number) for number in range(24)]
+    assert {one.kind for one in trainers} == set(KINDS)
+    for of in ("is_async", "is_keyed", "is_method", "scores"):
+        assert {getattr(one, of) for one in trainers} == {True, False}, of
+    assert {one.ranks for one in trainers} == {1, 2, 3}
+    assert any(one.is_async and one.is_keyed and one.ranks > 1 for one in trainers)
+    assert any(not one.is_async and one.is_keyed and one.ranks > 1 for one in trainers)

@@ -116,14 +116,30 @@ class Trainer:
                     batches = (
                         [[one] for one in prompts(step, rank)] if self.is_keyed else [prompts(step, rank)]
                     )
+                    if self.is_async:
+                        found += asyncio.run(self._step_async(tape, step, batches, generate, score, model))
+                        continue
                     for at, batch in enumerate(batches):
-                        key = f"request-{at}" if self.is_keyed else None
-                        with tape.step(step, key=key):
+                        with tape.step(step, key=self._key(at)):
                             rollout = generate(self.kind(batch), Model(), model=model)
-                            found.append(rollout)
-                            if self.scores:
-                                found.append(score(rollout))
+                            found += [rollout, score(rollout)] if self.scores else [rollout]
         return found
+
+    def _key(self, at: int) -> str | None:
+        return f"request-{at}" if self.is_keyed else None
+
+    async def _step_async(
+        self, tape: rolltape.Tape, step: int, batches: list[list[str]], generate: Any, score: Any, model: str
+    ) -> list[Any]:
+        """The calls of a step all at once, each in a task of its own."""
+
+        async def one(at: int, batch: list[str]) -> list[Any]:
+            with tape.step(step, key=self._key(at)):
+                rollout = await generate(self.kind(batch), Model(), model=model)
+                return [rollout, score(rollout)] if self.scores else [rollout]
+
+        results = await asyncio.gather(*(one(at, batch) for at, batch in enumerate(batches)))
+        return [value for result in results for value in result]
 
     def _stages(self, tape: rolltape.Tape) -> tuple[Callable[..., Any], Callable[..., Any]]:
         def respond(count: int, engine: Model) -> dict[str, Any]:
@@ -148,8 +164,7 @@ class Trainer:
 
         score = tape.stage("reward")(lambda rollout: rollout["responses"].sum(axis=1) * random.random())
         if self.is_async:
-            stage = tape.stage("rollout")(generate_async)
-            return (lambda *args, **named: asyncio.run(stage(*args, **named))), score
+            return tape.stage("rollout")(generate_async), score
         if self.is_method:
             bound = Rollouts()
             stage = tape.stage("rollout")(Rollouts.generate)

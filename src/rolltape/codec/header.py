@@ -140,6 +140,22 @@ class About(Mapping[str, Json]):
         return found if type(found) is int else None
 
     @property
+    def writer(self) -> str | None:
+        """The process that wrote it, by a name that no other has; None on older tapes."""
+        return self._text("writer")
+
+    @property
+    def turn(self) -> int | None:
+        """How many blocks its writer had entered before that of this call; None on older tapes."""
+        found = self._node.get("turn")
+        return found if type(found) is int else None
+
+    @property
+    def outlived(self) -> bool:
+        """Whether the call was begun after the block of its step had ended."""
+        return self._node.get("outlived") is True
+
+    @property
     def returned(self) -> bool:
         """Whether the caller got it; False where it was only computed beside a replay, to be compared."""
         return self._node.get("returned") is not False

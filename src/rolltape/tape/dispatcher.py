@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 import weakref
 from bisect import bisect_left
@@ -14,22 +15,30 @@ from dataclasses import replace
 from typing import Any
 
 from rolltape import random_state
-from rolltape.errors import RolltapeError, StepExistsError, StepMissingError, TapeClosedError
+from rolltape.errors import (
+    MismatchError,
+    RolltapeError,
+    StepExistsError,
+    StepMissingError,
+    TapeClosedError,
+)
 from rolltape.key import Key, metrics_path
 from rolltape.policy import Action, Decision, Mode, Overwrite, decide
 from rolltape.settings import MatchLevel, Settings
 from rolltape.steps import MAX_STEP
 from rolltape.storage import Storage
+from rolltape.tape.blocks import Blocks
 from rolltape.tape.call_arguments import Arguments
 from rolltape.tape.current_run import current_run
 from rolltape.tape.inputs import Inputs, copy_inputs
 from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import logged_steps
-from rolltape.tape.missing import explain_missing, partly_played
+from rolltape.tape.missing import explain_missing
 from rolltape.tape.opening import tell_run
 from rolltape.tape.player import Played, Player
 from rolltape.tape.recorder import Recorder
 from rolltape.tape.scope import Scope
+from rolltape.tape.shortfall import CallsMade
 from rolltape.tape.stage import Call, Stage
 from rolltape.tape.step_index import recordings
 from rolltape.tape.summary import Summary, Tally
@@ -78,8 +87,8 @@ class Dispatcher:
         self._states: dict[str, Key] = {}
         """The recording of the stage `state` that each split was given last."""
         self._strides: dict[tuple[str, str], tuple[int, int]] = {}
-        self.interrupted: set[tuple[str, int]] = set()
-        """The steps of each split whose block raised."""
+        self.blocks = Blocks()
+        self.calls_made = CallsMade(self.storage, self.settings, self.blocks, self.player, self.recorder)
         self._lock = threading.Lock()
 
     def usable(self) -> Dispatcher:
@@ -90,6 +99,19 @@ class Dispatcher:
         if self.out is not None:
             self.out.usable()
         return self
+
+    @contextmanager
+    def block(self, scope: Scope) -> Iterator[None]:
+        """Around the block of a step: notes its turn and how it ended; refuses one with too few calls."""
+        scope.turn = self.blocks.enter(scope.split, scope.step)
+        try:
+            yield
+            if not self.closed:
+                self.calls_made.end_block(scope)
+        except BaseException:
+            self.blocks.leave(scope.split, scope.step, raised=True)
+            raise
+        self.blocks.leave(scope.split, scope.step, raised=False)
 
     # -- one call --------------------------------------------------------------------------------------
 
@@ -140,7 +162,10 @@ class Dispatcher:
             return self.out._begin(stage, scope, key, args, kwargs)
         inputs = self._inputs(stage, key, decision, args, kwargs)
         arguments = self._arguments(stage, decision, args, kwargs)
-        call = Call(self, stage, key, scope, decision, scope.called - 1, inputs, arguments=arguments)
+        call = Call(
+            self, stage, key, scope, decision, scope.called - 1, inputs,
+            arguments=arguments, outlived=not scope.open,
+        )  # fmt: skip
         if decision.saves:
             self._claim(key)
         return call
@@ -210,6 +235,9 @@ class Dispatcher:
         for stage, number in call.scope.skip(played.about.inside):
             self.player.played.add(replace(played.key, stage=stage, call=number))
         call.scope.end_call()
+        if call.decision.action is Action.REPLAY:
+            call.scope.note_replayed(call.stage.name)
+        self.calls_made.note(call, played)
         random = played.about.random
         if self.settings.random_state and call.decision.action is Action.REPLAY and random is not None:
             random_state.restore(random)
@@ -275,9 +303,13 @@ class Dispatcher:
             log.warning("what was never played cannot be told: %s", error)
             return self._tally.summary()
 
-    def close(self) -> None:
-        """Write what is pending, say what was done; raises what went wrong."""
-        if not self.closed:
+    def close(self, *, failing: bool = False) -> None:
+        """Write what is pending, say what was done; raises what went wrong.
+
+        ``failing`` if it is closed because of an error: then the step it was in is not over.
+        """
+        first = not self.closed
+        if first:
             self.recorder.writer.close()
             self.player.close()
             self.closed = True
@@ -286,11 +318,11 @@ class Dispatcher:
             loud = logging.WARNING if self._last.lost else logging.INFO
             log.log(loud, "tape %s: %s", self.storage.location, self._last)
             tell_run(self.storage.location, self.settings.mode, self._last.replayed)
-            for found in partly_played(self._last.never_played, self.player.played.copy(), self.interrupted):
-                log.warning("tape %s: %s", self.storage.location, found)
         if self.out is not None:
             self.out.close()
         self.recorder.raise_failure()
+        if first and not failing and self._last is not None:
+            self.calls_made.at_close(self._last.never_played)
 
     # -- parts -----------------------------------------------------------------------------------------
 
@@ -407,9 +439,13 @@ _open: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 def _close_all() -> None:
     failures = []
+    failing = getattr(sys, "last_value", None) is not None  # the program ends with a traceback
     for dispatcher in list(_open):
         try:
-            dispatcher.close()
+            dispatcher.close(failing=failing)
+        except MismatchError as error:
+            log.error("%s", error)
+            tell_run(dispatcher.storage.location, dispatcher.settings.mode, mismatch=error.what)
         except RolltapeError as error:
             failures.append(error)
     if failures:
@@ -419,6 +455,7 @@ def _close_all() -> None:
 def _after_fork() -> None:
     for dispatcher in list(_open):
         dispatcher.load()
+        dispatcher.calls_made.alone = False
 
 
 atexit.register(_close_all)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from rolltape.errors import StepMissingError
 from rolltape.key import Key, metrics_path
@@ -31,44 +30,6 @@ def explain_missing(
         causes=causes,
         hint=hint or f"see what there is with: rolltape ls {storage.location}",
     )
-
-
-def partly_played(
-    never_played: Iterable[str], played: Iterable[Key], interrupted: Collection[tuple[str, int]] = ()
-) -> list[str]:
-    """What a replay left of steps that it took part in: for each stage the first such step, in words.
-
-    Every call that was made got its own recording, so this is no error: a loop that generates until it has
-    enough may need less after a change. It is also what a smaller batch looks like, where calls are prompts.
-
-    >>> keys = [Key(step=3, call=call) for call in ("a", "b", "c")]
-    >>> partly_played([key.path for key in keys[1:]], keys[:1])[0]
-    "train/rollout: of the 3 calls recorded at step 3, this run made 1; it never made 'b', 'c'"
-    """
-    made = Counter((key.split, key.stage, key.step) for key in played)
-    begun = {_stem(Key(split=split, stage=stage, step=step).path) for split, stage, step in made}
-    left: dict[tuple[str, str, int], list[int | str]] = {}
-    for key in filter(None, map(Key.parse, (path for path in never_played if _stem(path) in begun))):
-        if (key.split, key.step) not in interrupted:
-            left.setdefault((key.split, key.stage, key.step), []).append(key.call)
-    first = {place[:2]: place for place in reversed(left)}
-    found = []
-    for split, stage, step in reversed(first.values()):
-        calls = left[split, stage, step]
-        listed = ", ".join(map(repr, calls[:8])) + (", …" if len(calls) > 8 else "")
-        more = sum(place[:2] == (split, stage) for place in left) - 1
-        found.append(
-            f"{split}/{stage}: of the {made[split, stage, step] + len(calls)} calls recorded at step {step}, "
-            f"this run made {made[split, stage, step]}; it never made {listed}"
-            + (f"; {more} more {'step' if more == 1 else 'steps'} like this" if more else "")
-        )
-    return found
-
-
-def _stem(path: str) -> str:
-    """A file's name as far as the step: a tape may have very many, and a key is made of few."""
-    folder, _, name = path.rpartition("/")
-    return f"{folder}/{name.partition('.')[0]}"
 
 
 def _causes(storage: Storage, key: Key) -> list[str]:

@@ -132,7 +132,7 @@ def open_tape(storage: Storage, settings: Settings) -> Manifest:
 
 def check_names(storage: Storage, settings: Settings, manifest: Manifest) -> None:
     """Refuse names in options that nothing on the tape or in this run has."""
-    parts = {*manifest.fingerprint, *settings.fingerprint, "environment", "inputs"}
+    parts = {*manifest.fingerprint, *settings.fingerprint, "environment", "inputs", "calls"}
     is_out = manifest.baseline is not None and settings.mode is Mode.RECORD  # then the first tape was checked
     if not is_out:
         _known("match", settings.match, parts, "a part of the fingerprint", storage.location)
@@ -173,11 +173,15 @@ def _known(option: str, names: Iterable[str], known: Collection[str], what: str,
             )
 
 
-def tell_run(location: str, mode: Mode, *replayed: int) -> None:
-    """Tell ``rolltape run``, where it started this program, that a tape was opened; later what it did."""
+def tell_run(location: str, mode: Mode, *replayed: int, mismatch: str = "") -> None:
+    """Tell ``rolltape run``, where it started this program, that a tape was opened; later what it did.
+
+    ``mismatch`` is what showed when the program ended: too late for an exit code of its own.
+    """
     with suppress(OSError, KeyError):  # it started this program elsewhere, or not at all
         file = os.open(os.environ[OPENED], os.O_WRONLY | os.O_APPEND)
-        os.write(file, json.dumps([location, str(mode), *replayed]).encode() + b"\n")
+        said = [location, str(mode), *replayed, *([mismatch] if mismatch else [])]
+        os.write(file, json.dumps(said).encode() + b"\n")
         os.close(file)
 
 

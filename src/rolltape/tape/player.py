@@ -137,6 +137,7 @@ class Player:
         self._warned: set[tuple[str, str]] = set()
         self.played: set[Key] = set()
         """What this run was given."""
+        self._substitutes: set[Key] = set()
 
     def play(self, call: Call) -> Played:
         """The recording for this call."""
@@ -153,7 +154,7 @@ class Player:
             self._check_given(call, source, played, where)
         self._check_fingerprint(played, where)
         check_expected(played.dtypes, call.stage.expect, where)
-        self.played.add(source)
+        self._note(source, decision.action is Action.SUBSTITUTE)
         live = played.about.live_seconds or 0.0
         self._tally.add(
             replayed=1,
@@ -162,6 +163,17 @@ class Player:
             seconds_saved=max(live - (time.perf_counter() - started), 0.0),
         )
         return played
+
+    def asked(self) -> set[Key]:
+        """What this run was given at its own step, not only in place of another."""
+        return self.played - self._substitutes
+
+    def _note(self, source: Key, is_substitute: bool) -> None:
+        if not is_substitute:
+            self._substitutes.discard(source)
+        elif source not in self.played:
+            self._substitutes.add(source)
+        self.played.add(source)
 
     def read_ahead(self, key: Key) -> None:
         """Begin to read what will probably be asked for next."""

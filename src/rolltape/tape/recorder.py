@@ -6,6 +6,7 @@ import datetime as dt
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -50,6 +51,8 @@ class Recorder:
         self._replayed: dict[str, str] = {}
         self._run = run
         """The run that rewrites the whole tape; None if none ever did."""
+        self._writer_name = uuid.uuid4().hex[:12]
+        """Tells what this process records from what others do, on the same tape and at the same time."""
         self._failures: list[tuple[str, BaseException]] = []
         self._lock = threading.Lock()
         self.writer = Writer(
@@ -87,7 +90,7 @@ class Recorder:
         about: dict[str, Any] = {
             "split": key.split, "stage": key.stage, "step": key.step, "call": key.call,
             "rank": key.rank, "world_size": key.world_size, "position": call.position,
-            "order": order,
+            "order": order, "writer": self._writer_name, "turn": call.scope.turn,
             "recorded": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
             "live_seconds": seconds,
             "blocked_seconds": blocked,
@@ -99,6 +102,8 @@ class Recorder:
             about["random"] = random_state.capture()
         if not call.stage.replay:
             about["replay"] = False
+        if call.outlived:
+            about["outlived"] = True
         if call.beside:
             about["returned"] = False
         if inside:

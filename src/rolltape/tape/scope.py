@@ -19,10 +19,12 @@ _outer: ContextVar[tuple[tuple[Scope, Counter[str]], ...]] = ContextVar("rolltap
 class Scope:
     """One ``with tape.step(...)`` block."""
 
-    def __init__(self, step: int, split: str, key: str | None) -> None:
+    def __init__(self, step: int, split: str, key: str | None, turn: int = 0) -> None:
         self.step = step
         self.split = split
         self.key = key
+        self.turn = turn
+        """How many blocks this process had entered before."""
         self.metrics: dict[str, Any] = {}
         self.open = True
         """False after the block: tasks started inside may still run, and log."""
@@ -30,7 +32,19 @@ class Scope:
         """How many calls of stages were begun in the block."""
         self._ended = 0
         self._calls: Counter[str] = Counter()
+        self._replayed: set[str] = set()
         self._lock = threading.Lock()
+
+    @property
+    def replayed(self) -> dict[str, int]:
+        """How many calls were begun of each stage that was given a recording of this very step."""
+        with self._lock:
+            return {stage: self._calls[stage] for stage in sorted(self._replayed)}
+
+    def note_replayed(self, stage: str) -> None:
+        """A stage was given a recording of this very step."""
+        with self._lock:
+            self._replayed.add(stage)
 
     def next_call(self, stage: str) -> int | str:
         """The number of this call of the stage within the block; calls the caller named keep their name."""
@@ -41,7 +55,7 @@ class Scope:
             for scope, made in _outer.get(()):
                 if scope is self:
                     made[stage] += 1
-        return self._named(number)
+        return self.named(number)
 
     def end_call(self) -> int:
         """Note that a call has its result; how many had one before. What runs inside a stage has it first."""
@@ -54,7 +68,7 @@ class Scope:
         skipped = []
         with self._lock:
             for stage, count in calls.items():
-                skipped += [(stage, self._named(self._calls[stage] + at)) for at in range(count)]
+                skipped += [(stage, self.named(self._calls[stage] + at)) for at in range(count)]
                 self._calls[stage] += count
                 self._ended += count
                 for scope, made in _outer.get(()):
@@ -62,7 +76,8 @@ class Scope:
                         made[stage] += count
         return skipped
 
-    def _named(self, number: int) -> int | str:
+    def named(self, number: int) -> int | str:
+        """What a call of the block is called: its number, or the key with it."""
         if self.key is None:
             return number
         return self.key if not number else f"{self.key}#{number}"

@@ -42,6 +42,8 @@ class Call:
     """Whether it is made beside a replay: to be compared, and not returned."""
     arguments: Arguments | None = None
     """Digests, where they are recorded or checked."""
+    outlived: bool = False
+    """Whether it was begun after the block of its step had ended, by a task that was started in it."""
 
 
 @dataclass(frozen=True, slots=True)

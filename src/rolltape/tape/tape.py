@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -141,16 +142,18 @@ class Tape(Reading):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # In another process, a Ray actor say, it is the same tape, whatever the working directory is there.
+        if self._dispatcher is not None:
+            self._dispatcher.calls_made.alone = False
         out, run = (self.out.dir, self.out._run) if self.out else (None, None)
         settings = replace(self.settings, dir=self.dir or self.settings.dir, out=out)
-        return _opened, (type(self), settings, self._run, run)
+        return _elsewhere, (type(self), settings, self._run, run)
 
     def __enter__(self) -> Tape:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
-            self.close()
+            self._close(failing=error is not None)
         except RolltapeError as failure:
             if error is None:
                 raise
@@ -217,12 +220,8 @@ class Tape(Reading):
             return
         dispatcher = self._dispatcher.usable()
         dispatcher.key("check", scope.step, scope.split, 0 if key is None else key)
-        try:
-            with entered(self._number, scope):
-                yield
-        except BaseException:
-            dispatcher.interrupted.add((scope.split, scope.step))
-            raise
+        with dispatcher.block(scope), entered(self._number, scope):
+            yield
         dispatcher.keep_metrics(scope.split, scope.step, scope.metrics)
         self._check_stages(scope)
         dispatcher.recorder.raise_failure()
@@ -290,8 +289,11 @@ class Tape(Reading):
 
     def close(self) -> Summary:
         """Write what is pending, say what was done, and let go of the tape. Raises what went wrong, once."""
+        return self._close(failing=sys.exc_info()[1] is not None)
+
+    def _close(self, *, failing: bool) -> Summary:
         if self._dispatcher is not None:
-            self._dispatcher.close()
+            self._dispatcher.close(failing=failing)
         return self.summary()
 
     def _declare(self, stage: Stage) -> None:
@@ -321,3 +323,11 @@ class Tape(Reading):
 
 def _opened(cls: type[Tape], settings: Settings, run: str | None, out_run: str | None = None) -> Tape:
     return cls.__new__(cls)._open(settings, run, out_run)
+
+
+def _elsewhere(cls: type[Tape], settings: Settings, run: str | None, out_run: str | None = None) -> Tape:
+    """The same tape in another process."""
+    tape = _opened(cls, settings, run, out_run)
+    if tape._dispatcher is not None:
+        tape._dispatcher.calls_made.alone = False
+    return tape

@@ -61,7 +61,8 @@ def command(
 ) -> int:
     """Run COMMAND with ROLLTAPE_MODE, ROLLTAPE_DIR and ROLLTAPE_STEPS set, and pass its exit code on.
 
-    A command that ends well and never opened the tape gives exit code 4.
+    A command that ends well and never opened the tape gives exit code 4; one of which only its end showed
+    that it made fewer calls than were recorded, exit code 1.
 
     verl and ROLL need nothing else. TRL: python -m rolltape.integrations.trl train.py; slime and miles:
     --rollout-function-path, see their pages. A program that opens its tape with Tape.from_env() finds it too.
@@ -87,7 +88,9 @@ def command(
         code = call(command, environment(os.environ, mode, tape, steps, on_miss) | {OPENED: told})
         lines = [json.loads(line) for line in Path(told).read_text(encoding="utf-8").splitlines()]
     opened = [(where, its) for where, its, *_ in lines]
-    replayed = [number for where, _, *numbers in lines if where == tape for number in numbers]
+    said = [word for where, _, *words in lines if where == tape for word in words]
+    replayed = [word for word in said if isinstance(word, int)]
+    mismatches = [word for word in said if isinstance(word, str)]
     after, took = recordings_in(tape), time.monotonic() - started
     new = count(len(after - before))
     says_replayed = any(replayed) or (mode == Mode.REPLAY and replayed)
@@ -96,6 +99,9 @@ def command(
         f"{tape} has {counted(len(after), 'recording')}, {new} of them new"
         + (f"; {count(sum(replayed))} replayed" if says_replayed else "")
     )
+    if code == 0 and mismatches:  # seen when the program had ended, so it could not fail by itself
+        complain(f"rolltape: {mismatches[0]}")
+        return Exit.FINDINGS
     if mode == Mode.OFF or after - before:
         return code
     if code and not opened:
