@@ -22,10 +22,10 @@ class Reads:
         self.names: list[str] = []
         read = LocalStorage.read
 
-        def watched(storage: LocalStorage, name: str, offset: int = 0, length: int | None = None) -> Any:
+        def watched(storage: LocalStorage, name: str, *args: Any, **options: Any) -> Any:
             if name.endswith(".parquet"):
                 self.names.append(name.rpartition("step_00000")[2].removesuffix(".parquet"))
-            return read(storage, name, offset, length)
+            return read(storage, name, *args, **options)
 
         monkeypatch.setattr(LocalStorage, "read", watched)
 

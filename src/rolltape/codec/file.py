@@ -26,6 +26,7 @@ from rolltape.codec.cells import unpack_cells
 from rolltape.codec.expand import Source, dense_bytes, expand_array, expand_ragged, needed, work_bytes
 from rolltape.codec.header import About, Header, StoredColumn, StoredWhole, parse
 from rolltape.codec.pack import Packed, pack
+from rolltape.codec.recycled import Memory
 from rolltape.codec.seal import check_chunk, read_tail, seal, tail_size
 from rolltape.codec.threads import SHARE_FROM, submit
 from rolltape.codec.validation import validate
@@ -207,10 +208,13 @@ class RecordingFile:
         groups = list(range(self._parquet.num_row_groups))
         return {name: self._weight(name, groups) for name in self._names}
 
-    def value(self, change: Change | None = None) -> Any:
-        """The recorded object, as it was; or with a change, to see what follows from it."""
+    def value(self, change: Change | None = None, memory: Memory | None = None) -> Any:
+        """The recorded object, as it was; or with a change, to see what follows from it.
+
+        ``memory`` says where its large arrays come from.
+        """
         extra = [f"_whole/{name}" for name, whole in self.stored_wholes.items() if whole.data is None]
-        columns, stored = self._expand(list(self.stored_columns), extra, 0, self.samples)
+        columns, stored = self._expand(list(self.stored_columns), extra, 0, self.samples, memory)
         with decoding():
             wholes = {name: self._whole(name, stored) for name in self.stored_wholes}
             if change is not None:
@@ -275,7 +279,12 @@ class RecordingFile:
             self.tree.check(columns, wholes)
 
     def _expand(
-        self, names: Sequence[str], extra: Sequence[str], start: int, stop: int
+        self,
+        names: Sequence[str],
+        extra: Sequence[str],
+        start: int,
+        stop: int,
+        memory: Memory | None = None,
     ) -> tuple[dict[str, Column], dict[str, pa.ChunkedArray]]:
         """Decode and expand columns; also the stored columns that were read, those in ``extra`` included.
 
@@ -283,16 +292,16 @@ class RecordingFile:
         threads, those that follow from the row bounds alone while the others are being decoded.
         """
         with decoding():
-            return self._expanded(names, extra, start, stop)
+            return self._expanded(names, extra, start, stop, memory)
 
     def _expanded(
-        self, names: Sequence[str], extra: Sequence[str], start: int, stop: int
+        self, names: Sequence[str], extra: Sequence[str], start: int, stop: int, memory: Memory | None
     ) -> tuple[dict[str, Column], dict[str, pa.ChunkedArray]]:
         entries = self.stored_columns
         wants = {name: needed(name, entries) & self._index.keys() for name in names}
         everything = set(extra).union(*wants.values())
         stored: dict[str, pa.ChunkedArray] = {}
-        source = Source(entries, stored, stop - start)
+        source = Source(entries, stored, stop - start, memory)
         check_memory(work_bytes(names, source), "this recording")
         large = [name for name in names if dense_bytes(name, source) >= SHARE_FROM]
         ahead: dict[str, Future[Column]] = {}

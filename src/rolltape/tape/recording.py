@@ -10,6 +10,7 @@ from rolltape.batch import Batch
 from rolltape.cached import cached_property
 from rolltape.codec.file import Change, RecordingFile, decoding
 from rolltape.codec.header import About
+from rolltape.codec.recycled import Memory
 from rolltape.errors import (
     BatchError,
     CorruptFileError,
@@ -79,10 +80,12 @@ class Recording:
         """The recorded object, bit for bit what the stage returned."""
         return self._steadily(lambda: self.value_of(self.open_whole()))
 
-    def value_of(self, file: RecordingFile, change: Change | None = None) -> Any:
-        """The recorded object, from a file opened before."""
+    def value_of(
+        self, file: RecordingFile, change: Change | None = None, memory: Memory | None = None
+    ) -> Any:
+        """The recorded object, from a file opened before; its large arrays in ``memory``."""
         with _located(self):
-            return file.value(change)
+            return file.value(change, memory)
 
     def batch(self, columns: Sequence[str] | None = None, samples: slice | None = None) -> Batch:
         """Some columns (default all) of some samples (default all), without decoding the rest."""
