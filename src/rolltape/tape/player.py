@@ -44,6 +44,8 @@ class Played:
     dtypes: Mapping[str, str]
     size: int
     """Of the file."""
+    revision: str
+    """Of the file."""
     nbytes: int
     """In memory, about."""
     digest: str = ""
@@ -134,7 +136,7 @@ class Player:
         change = partial(self._perturb, key) if self._perturb else None
         value = recording.value_of(file, change, self._memory)
         digest = file.digest if self._settings.out else ""
-        return Played(key, value, file.about, file.dtypes, recording.size, nbytes, digest)
+        return Played(key, value, file.about, file.dtypes, recording.size, recording.revision, nbytes, digest)
 
     def _check_given(self, call: Call, source: Key, played: Played, where: str) -> None:
         """Compare what the stage is given with what it was given when it was recorded."""

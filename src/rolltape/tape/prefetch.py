@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from rolltape.errors import RolltapeError
 from rolltape.key import Key
 from rolltape.storage import Storage
 
@@ -23,20 +23,15 @@ WORTH_WAITING = 0.002
 
 
 class Sized(Protocol):
-    """Something read, and the memory it takes."""
+    """Something read, the memory it takes, and the file it is of."""
 
     @property
     def nbytes(self) -> int: ...
+    @property
+    def revision(self) -> str: ...
 
 
 T = TypeVar("T", bound=Sized)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ahead(Generic[T]):
-    revision: str
-    """Of the file when it was read."""
-    future: Future[T | None]
 
 
 class Prefetch(Generic[T]):
@@ -53,20 +48,16 @@ class Prefetch(Generic[T]):
         self._read = read
         self._limit = limit
         self._pool = ThreadPoolExecutor(DEEPEST, "rolltape-prefetch")
-        self._ahead: dict[Key, _Ahead[T]] = {}
+        self._ahead: dict[Key, Future[T | None]] = {}
         self._lock = threading.Lock()
 
     def start(self, keys: Iterable[Key]) -> None:
         """Begin to read recordings of one stage that will probably be asked for, in this order."""
         wanted = list(keys)
         for key in wanted:
-            if key in self._ahead:
-                continue
-            found = self._storage.stat(key.path)
-            if found is None:
-                continue
-            with self._lock:
-                self._ahead[key] = _Ahead(found.revision, self._pool.submit(self._read_ahead, key))
+            if key not in self._ahead:
+                with self._lock:
+                    self._ahead[key] = self._pool.submit(self._read_ahead, key)
         stages = {(key.split, key.stage) for key in wanted}
         self._drop(lambda key: (key.split, key.stage) in stages and key not in wanted)
 
@@ -75,20 +66,21 @@ class Prefetch(Generic[T]):
         return key in self._ahead
 
     def take(self, key: Key) -> T | None:
-        """The recording, if it was read ahead and not replaced meanwhile; raises what reading it raised."""
+        """The recording, if it was read ahead and not replaced meanwhile."""
         with self._lock:
             ahead = self._ahead.pop(key, None)
         if ahead is None:
             self._drop(lambda other: (other.split, other.stage) == (key.split, key.stage))  # guessed wrong
             return None
         found = self._storage.stat(key.path)
-        if found is None or found.revision != ahead.revision:
-            return None
         started = time.perf_counter()
-        read = ahead.future.result()
+        try:
+            read = ahead.result()
+        except RolltapeError:  # it came, or was replaced, since then: whoever asks reads it again
+            return None
         if read is not None and time.perf_counter() - started > WORTH_WAITING:
             self.depth = min(self.depth + 1, DEEPEST)
-        return read
+        return read if read is None or (found and found.revision == read.revision) else None
 
     def close(self) -> None:
         """Stop reading ahead and let go of what was read."""
@@ -99,10 +91,10 @@ class Prefetch(Generic[T]):
     def _drop(self, unwanted: Callable[[Key], bool]) -> None:
         with self._lock:
             for key in [key for key in self._ahead if unwanted(key)]:
-                self._ahead.pop(key).future.cancel()
+                self._ahead.pop(key).cancel()
 
     def _read_ahead(self, key: Key) -> T | None:
         with self._lock:
-            done = [a.future for a in self._ahead.values() if a.future.done() and not a.future.cancelled()]
+            done = [each for each in self._ahead.values() if each.done() and not each.cancelled()]
         held = sum(read.nbytes for f in done if f.exception() is None and (read := f.result()) is not None)
         return self._read(key, max(self._limit - held, 0))
