@@ -7,6 +7,7 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
+import math
 import struct
 import uuid
 from typing import Any
@@ -27,7 +28,7 @@ def to_bytes(value: Any) -> bytes:
 def open_bytes(data: bytes) -> RecordingFile:
     """A recording from its bytes."""
     view = memoryview(data)
-    return RecordingFile(lambda offset, length: view[offset : offset + length], len(view))
+    return RecordingFile(lambda spans: [view[at : at + length] for at, length in spans], len(view))
 
 
 def roundtrip(value: Any) -> Any:
@@ -35,9 +36,18 @@ def roundtrip(value: Any) -> Any:
     return open_bytes(to_bytes(value)).value()
 
 
+class UsedMemory:
+    """Memory that is full of what somebody else left in it."""
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        return np.full(math.prod(shape) * dtype.itemsize, 0xA5, np.uint8).view(dtype).reshape(shape)
+
+
 def assert_roundtrip(value: Any) -> None:
-    """Record and read, and compare."""
-    assert_same(value, roundtrip(value))
+    """Record and read, and compare: in fresh memory, and in memory that was used before."""
+    data = to_bytes(value)
+    assert_same(value, open_bytes(data).value())
+    assert_same(value, open_bytes(data).value(memory=UsedMemory()))
 
 
 def assert_same(a: Any, b: Any, at: str = "value") -> None:

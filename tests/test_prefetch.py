@@ -20,21 +20,21 @@ class Reads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
-        read = LocalStorage.read
+        read = LocalStorage.read_end
 
-        def watched(storage: LocalStorage, name: str, offset: int = 0, length: int | None = None) -> Any:
+        def watched(storage: LocalStorage, name: str, length: int, whole: int = 0) -> Any:
             if name.endswith(".parquet"):
                 self.names.append(name.rpartition("step_00000")[2].removesuffix(".parquet"))
-            return read(storage, name, offset, length)
+            return read(storage, name, length, whole)
 
-        monkeypatch.setattr(LocalStorage, "read", watched)
+        monkeypatch.setattr(LocalStorage, "read_end", watched)
 
 
 def settle(tape: rolltape.Tape) -> None:
     """Wait until what is being read ahead has been read."""
     prefetch = tape._dispatcher.player._ahead  # type: ignore[union-attr]
     for ahead in list(prefetch._ahead.values()) if prefetch else ():
-        ahead.future.exception()
+        ahead.exception()
 
 
 def test_the_next_step_is_read_ahead_and_each_file_once(
@@ -171,7 +171,7 @@ def test_what_is_held_is_bounded(tmp_path: Path) -> None:
                     stage()
                     settle(tape)
             ahead = tape._dispatcher.player._ahead._ahead.values()  # type: ignore[union-attr]
-            assert sum(item.future.result() is not None for item in ahead) == held, limit
+            assert sum(item.result() is not None for item in ahead) == held, limit
             with tape.step(1):
                 assert all(same(stage(), big) for stage in stages)
 

@@ -41,6 +41,7 @@ GIVEN: dict[str, tuple[Any, str, Any]] = {
     "random_state": (False, "off", False),
     "prefetch": (False, "0", False),
     "max_pending_bytes": ("512MB", "512000000", 512_000_000),
+    "recycle": ("2GiB", "2147483648", 2**31),
 }
 
 
@@ -66,6 +67,8 @@ def test_the_defaults() -> None:
     assert settings == Settings()
     assert (settings.steps, settings.pin_steps) == (ALL_STEPS, NO_STEPS)
     assert settings.max_pending_bytes == 2**30
+    assert settings.recycle == 2**32
+    assert resolve({"recycle": 0}).recycle == resolve({}, {"ROLLTAPE_RECYCLE": "0"}).recycle == 0
 
 
 def test_argument_over_environment_over_file_over_default() -> None:

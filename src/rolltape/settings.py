@@ -113,6 +113,12 @@ class Settings:
     A number of bytes, or text such as ``"512MB"`` or ``"1GiB"``.
     """
 
+    recycle: int = 4 * 2**30
+    """How much memory of batches that the trainer has let go of is kept for the next ones of a replay.
+
+    A number of bytes, or text such as ``"8GB"``; 0 gives every batch fresh memory.
+    """
+
     def __post_init__(self) -> None:
         if self.rank >= self.world_size:
             raise ConfigError(
@@ -246,6 +252,10 @@ def _read_bool(value: object) -> bool:
     raise ConfigError(f"{value!r} is neither true nor false", hint="write true or false")
 
 
+def _read_recycle(value: object) -> int:
+    return 0 if str(value).strip() == "0" else parse_size(value)
+
+
 def _read_parts(value: object) -> dict[str, Any]:
     """Named parts: a mapping, or the text of a JSON object."""
     parts = value
@@ -284,5 +294,6 @@ _READ: dict[str, Callable[[object], Any]] = {
     "random_state": _read_bool,
     "prefetch": _read_bool,
     "max_pending_bytes": parse_size,
+    "recycle": _read_recycle,
 }
 """How each option is read from the value that was given."""

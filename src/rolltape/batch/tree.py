@@ -107,6 +107,47 @@ def fields_node(value: Any, place: Callable[[Any, str], Json]) -> Json:
     return place(value, "")
 
 
+class _Building:
+    """Finds the columns and arrays of an object while it is put together.
+
+    No closure: one that calls itself would keep all columns until the next garbage collection.
+    """
+
+    def __init__(self, columns: Mapping[str, Column], wholes: Mapping[str, Bits]) -> None:
+        self._columns = columns
+        self._wholes = wholes
+        self._used: set[tuple[str, str]] = set()
+
+    def find(self, node: dict[str, Json]) -> Any:
+        """What a node stands for."""
+        if "$column" in node:
+            return _unwrap(self._columns[self._once("$column", node)], node["wrap"])
+        if "$whole" in node:
+            bits = self._wholes[self._once("$whole", node)]
+            return arrays.rebuild(bits.data, bits.dtype, bits.wrap)
+        if "$nested" in node:
+            return nested.from_parts(from_json(node["$nested"], self.find))
+        if "$objects" in node:
+            return object_array(from_json(node["items"], self.find), node["$objects"])
+        if "$list" in node:
+            return from_json(node["$list"], self.find)
+        if "$records" in node:
+            return _records(node, self.find)
+        if "$row" in node:
+            return self.find(node["$row"])[0]
+        if "$point" in node:
+            return self.find(node["$point"]).reshape(())
+        raise CorruptFileError(f"the tree has a node this version does not know: {next(iter(node))}")
+
+    def _once(self, tag: str, node: dict[str, Json]) -> str:
+        """Each stands in one place. A tree that repeats one could ask for any amount of memory."""
+        name: str = node[tag]
+        if (tag, name) in self._used:
+            raise CorruptFileError(f"the tree has {name!r} in more than one place")
+        self._used.add((tag, name))
+        return name
+
+
 class Tree:
     """How a recorded object is put together: the inverse of :func:`dismantle`, without the columns."""
 
@@ -123,37 +164,7 @@ class Tree:
     def build(self, columns: Mapping[str, Column], wholes: Mapping[str, Bits]) -> Any:
         """The object, from its columns and the arrays that have no sample axis."""
         check_depth(self._node)
-        used: set[tuple[str, str]] = set()
-
-        def once(tag: str, node: dict[str, Json]) -> str:
-            """Each stands in one place. A tree that repeats one could ask for any amount of memory."""
-            name: str = node[tag]
-            if (tag, name) in used:
-                raise CorruptFileError(f"the tree has {name!r} in more than one place")
-            used.add((tag, name))
-            return name
-
-        def find(node: dict[str, Json]) -> Any:
-            if "$column" in node:
-                return _unwrap(columns[once("$column", node)], node["wrap"])
-            if "$whole" in node:
-                bits = wholes[once("$whole", node)]
-                return arrays.rebuild(bits.data, bits.dtype, bits.wrap)
-            if "$nested" in node:
-                return nested.from_parts(from_json(node["$nested"], find))
-            if "$objects" in node:
-                return object_array(from_json(node["items"], find), node["$objects"])
-            if "$list" in node:
-                return from_json(node["$list"], find)
-            if "$records" in node:
-                return _records(node, find)
-            if "$row" in node:
-                return find(node["$row"])[0]
-            if "$point" in node:
-                return find(node["$point"]).reshape(())
-            raise CorruptFileError(f"the tree has a node this version does not know: {next(iter(node))}")
-
-        return from_json(self._node, find)
+        return from_json(self._node, _Building(columns, wholes).find)
 
     def check(self, columns: Mapping[str, Column], wholes: Mapping[str, Bits]) -> None:
         """Raise where ``build`` would fail, whatever libraries are here; nothing is imported or built."""

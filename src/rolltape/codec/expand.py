@@ -18,6 +18,7 @@ from rolltape.batch import dtypes
 from rolltape.batch.columns import ArrayColumn, RaggedColumn
 from rolltape.codec.arrow_numbers import from_arrow, list_rows, storage
 from rolltape.codec.header import Bound, StoredColumn
+from rolltape.codec.recycled import Memory
 from rolltape.codec.threads import SHARE_FROM
 from rolltape.errors import CorruptFileError
 from rolltape.storage.memory_limit import check_memory
@@ -30,6 +31,8 @@ class Source:
     entries: Mapping[str, StoredColumn]
     stored: Mapping[str, pa.ChunkedArray]
     samples: int
+    memory: Memory | None = None
+    """Where large arrays come from; None for fresh memory, whose zeros cost nothing until they are read."""
     small: dict[str, np.ndarray] = field(default_factory=dict)
     """Columns that are expanded already: to copy a small one is quicker than to expand it again."""
     _bounds: dict[Bound | None, np.ndarray] = field(default_factory=dict)
@@ -73,16 +76,14 @@ def expand_array(name: str, source: Source) -> ArrayColumn:
     check_memory(work_bytes([name], source), f"column {name!r}")
     shape = (source.samples, *entry.shape)
     if entry.layout == "bytes":
-        return ArrayColumn(_raw(source.stored[name], entry.dtype, shape), entry.dtype)
+        return ArrayColumn(_raw(source, name, shape), entry.dtype)
     part, count = dtypes.component(entry.dtype)
     width = entry.elements * count
     small = dense_bytes(name, source) < SHARE_FROM
     if small and width and entry.layout in ("const", "ramp"):
         out = _all_rows(entry, source, width)
     else:
-        copied = all(piece in source.small for piece in (entry.of or (name,)))
-        make = np.zeros if not copied and _zero_base(entry, source.entries) else np.empty
-        out = make((source.samples, width), storage(entry.dtype))
+        out = _new(entry, source, (source.samples, width))
         _fill(out, name, source, part)
     if small:
         source.small[name] = out
@@ -161,6 +162,16 @@ def _all_rows(entry: StoredColumn, source: Source, width: int) -> np.ndarray:
     return rows
 
 
+def _new(entry: StoredColumn, source: Source, shape: tuple[int, ...]) -> np.ndarray:
+    """Memory for a column. What is not fresh has a base, and is filled in as a whole."""
+    dtype = storage(entry.dtype)
+    if source.memory is not None and (used := source.memory.array(shape, dtype)) is not None:
+        return used
+    copied = all(piece in source.small for piece in (entry.of or (entry.name,)))
+    make = np.zeros if not copied and _zero_base(entry, source.entries) else np.empty
+    return make(shape, dtype)
+
+
 def _zero_base(entry: StoredColumn, entries: Mapping[str, StoredColumn]) -> bool:
     """Whether fresh zero pages save filling in the padding."""
     if entry.layout == "join":
@@ -221,7 +232,7 @@ def _flat(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def _pad(out: np.ndarray, entry: StoredColumn, source: Source) -> None:
     bits = out.view(f"u{out.itemsize}")
     base = _base(entry)
-    if base or out.base is not None:  # a slice of a wider array may lie on memory that is not zero
+    if base or out.base is not None:  # a slice of a wider array, or used memory: who knows what it holds
         bits[...] = base
     if entry.left is not None and entry.left != base:
         for row, start in zip(bits, source.bounds(entry)[0].tolist(), strict=True):
@@ -292,8 +303,11 @@ def _rows_of(out: np.ndarray, stored: pa.ChunkedArray, part: str) -> None:
         row += len(chunk)
 
 
-def _raw(stored: pa.ChunkedArray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    data = np.empty(shape, dtypes.storage_dtype(dtype))
+def _raw(source: Source, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    stored = source.stored[name]
+    dtype = dtypes.storage_dtype(source.entries[name].dtype)
+    used = source.memory.array(shape, dtype) if source.memory else None
+    data = np.empty(shape, dtype) if used is None else used
     if data.nbytes:
         flat = data.reshape(len(data), -1).view(np.uint8)
         row = 0

@@ -26,6 +26,7 @@ from rolltape.codec.cells import unpack_cells
 from rolltape.codec.expand import Source, dense_bytes, expand_array, expand_ragged, needed, work_bytes
 from rolltape.codec.header import About, Header, StoredColumn, StoredWhole, parse
 from rolltape.codec.pack import Packed, pack
+from rolltape.codec.recycled import Memory
 from rolltape.codec.seal import check_chunk, read_tail, seal, tail_size
 from rolltape.codec.threads import SHARE_FROM, submit
 from rolltape.codec.validation import validate
@@ -93,8 +94,8 @@ def decoding() -> Iterator[None]:
         ) from error
 
 
-Read = Callable[[int, int], memoryview]
-"""Reads (offset, length) of the file."""
+Read = Callable[[Sequence[tuple[int, int]]], Sequence[memoryview]]
+"""Reads several (offset, length) of the file."""
 Change = Callable[[dict[str, Column], dict[str, Bits]], None]
 """Replaces columns, or arrays without a sample axis."""
 
@@ -102,18 +103,22 @@ Change = Callable[[dict[str, Column], dict[str, Bits]], None]
 class RecordingFile:
     """One recording, read no further than asked. Everything returned has passed its checksum."""
 
-    def __init__(self, read: Read, size: int, whole: memoryview | None = None) -> None:
-        """``whole`` is the file where it is in memory already."""
-        self._read = read
+    def __init__(
+        self, read: Read, size: int, whole: memoryview | None = None, end: memoryview | None = None
+    ) -> None:
+        """``whole`` is the file where it is in memory already, ``end`` its last bytes where those are."""
+        self._read = read if whole is None else _within(whole)
         self._size = size
-        end = self._end(min(size, TAIL_GUESS))
-        while len(end) < (wanted := tail_size(end)):
+        tail = end if whole is None else whole
+        if tail is None:
+            tail = self._end(min(size, TAIL_GUESS))
+        while len(tail) < (wanted := tail_size(tail)):
             if wanted > size:
                 raise CorruptFileError(
                     "the file is shorter than its footer says", causes=["it was cut short"]
                 )
-            end = self._end(wanted)
-        footer = read_tail(end)
+            tail = self._end(wanted)
+        footer = read_tail(tail)
         self._chunks = footer.chunks
         with decoding():
             self._open(footer.data, whole)
@@ -136,7 +141,7 @@ class RecordingFile:
             raise CorruptFileError("the seal is not of as many columns as the file has")
 
     def _end(self, length: int) -> memoryview:
-        return memoryview(self._read(self._size - length, length))
+        return self._read([(self._size - length, length)])[0]
 
     @cached_property
     def _header(self) -> Header:
@@ -207,10 +212,13 @@ class RecordingFile:
         groups = list(range(self._parquet.num_row_groups))
         return {name: self._weight(name, groups) for name in self._names}
 
-    def value(self, change: Change | None = None) -> Any:
-        """The recorded object, as it was; or with a change, to see what follows from it."""
+    def value(self, change: Change | None = None, memory: Memory | None = None) -> Any:
+        """The recorded object, as it was; or with a change, to see what follows from it.
+
+        ``memory`` says where its large arrays come from.
+        """
         extra = [f"_whole/{name}" for name, whole in self.stored_wholes.items() if whole.data is None]
-        columns, stored = self._expand(list(self.stored_columns), extra, 0, self.samples)
+        columns, stored = self._expand(list(self.stored_columns), extra, 0, self.samples, memory)
         with decoding():
             wholes = {name: self._whole(name, stored) for name in self.stored_wholes}
             if change is not None:
@@ -275,7 +283,12 @@ class RecordingFile:
             self.tree.check(columns, wholes)
 
     def _expand(
-        self, names: Sequence[str], extra: Sequence[str], start: int, stop: int
+        self,
+        names: Sequence[str],
+        extra: Sequence[str],
+        start: int,
+        stop: int,
+        memory: Memory | None = None,
     ) -> tuple[dict[str, Column], dict[str, pa.ChunkedArray]]:
         """Decode and expand columns; also the stored columns that were read, those in ``extra`` included.
 
@@ -283,16 +296,16 @@ class RecordingFile:
         threads, those that follow from the row bounds alone while the others are being decoded.
         """
         with decoding():
-            return self._expanded(names, extra, start, stop)
+            return self._expanded(names, extra, start, stop, memory)
 
     def _expanded(
-        self, names: Sequence[str], extra: Sequence[str], start: int, stop: int
+        self, names: Sequence[str], extra: Sequence[str], start: int, stop: int, memory: Memory | None
     ) -> tuple[dict[str, Column], dict[str, pa.ChunkedArray]]:
         entries = self.stored_columns
         wants = {name: needed(name, entries) & self._index.keys() for name in names}
         everything = set(extra).union(*wants.values())
         stored: dict[str, pa.ChunkedArray] = {}
-        source = Source(entries, stored, stop - start)
+        source = Source(entries, stored, stop - start, memory)
         check_memory(work_bytes(names, source), "this recording")
         large = [name for name in names if dense_bytes(name, source) >= SHARE_FROM]
         ahead: dict[str, Future[Column]] = {}
@@ -353,16 +366,23 @@ class RecordingFile:
 
     def _load(self, names: Iterable[str], groups: Iterable[int]) -> None:
         """Read the chunks of these columns, and check them."""
-        for name, group in product(names, groups):
-            at = group * len(self._names) + self._index[name]
-            if at in self._loaded:
-                continue
+        wanted = [
+            (group * len(self._names) + self._index[name], name) for name, group in product(names, groups)
+        ]
+        wanted = [(at, name) for at, name in wanted if at not in self._loaded]
+        if not wanted:
+            return
+        found = self._read([(self._chunks[at].offset, self._chunks[at].size) for at, _ in wanted])
+        for (at, name), data in zip(wanted, found, strict=True):
             chunk = self._chunks[at]
-            data = memoryview(self._read(chunk.offset, chunk.size))
             check_chunk(chunk, data, name)
             if not self._in_memory:
                 self._image[chunk.offset : chunk.offset + chunk.size] = data
             self._loaded.add(at)
+
+
+def _within(whole: memoryview) -> Read:
+    return lambda spans: [whole[offset : offset + length] for offset, length in spans]
 
 
 def _cut(table: pa.Table, names: Iterable[str], start: int, stop: int) -> dict[str, pa.ChunkedArray]:

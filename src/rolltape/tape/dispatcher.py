@@ -177,8 +177,8 @@ class Dispatcher:
         played = self.player.play(call)
         if self.out is not None:
             self.out.recorder.note_replayed(played.key.path, played.digest)
-        if self.player.reads_ahead and (ahead := self._following(call)) is not None:
-            self.player.read_ahead(ahead)
+        if self.player.reads_ahead:
+            self.player.read_ahead(self._following(call))
         return played
 
     def beside(
@@ -400,24 +400,33 @@ class Dispatcher:
             else "",
         )
 
-    def _following(self, call: Call) -> Key | None:
-        """What will probably be asked for next: the next call of the step, or the first of the next step."""
+    def _following(self, call: Call) -> Iterator[Key]:
+        """What will probably be asked for: the next calls of the step, then those of the next steps."""
         key = call.key
         if isinstance(key.call, str):
-            return None
+            return
         with self._lock:
             last, stride = self._strides.get((key.split, key.stage), (None, 1))
             if last is not None and key.step > last:
                 stride = key.step - last
             self._strides[key.split, key.stage] = key.step, stride
-        again = replace(key, call=key.call + 1)
-        if call.decision.action is Action.REPLAY and self.recorder.step_index.holds(again):
-            return again
-        if key.step + stride > MAX_STEP:
-            return None
-        after = replace(key, step=key.step + stride, call=0)
-        source = self.decide(after).source
-        return None if source is None else replace(after, step=source)
+        decision = call.decision
+        while True:
+            again = replace(key, call=int(key.call) + 1)
+            if decision.action is Action.REPLAY and self._is_there(again):
+                key = again
+                yield key
+                continue
+            if key.step + stride > MAX_STEP:
+                return
+            key = replace(key, step=key.step + stride, call=0)
+            decision = self.decide(key)
+            if decision.source is None:
+                return
+            yield replace(key, step=decision.source)
+
+    def _is_there(self, key: Key) -> bool:
+        return self.player.is_read_ahead(key) or self.recorder.step_index.holds(key)
 
     def _has_writer(self) -> bool:
         """Whether another tape of this very program still writes here, and may not have written all."""

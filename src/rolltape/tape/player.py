@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from itertools import islice
+from typing import Any
 
 from rolltape.batch.digest import Digest
 from rolltape.codec.header import About
+from rolltape.codec.recycled import RecycledMemory
 from rolltape.errors import CorruptFileError, RolltapeError, StepMissingError
 from rolltape.fingerprint import Part, compare
 from rolltape.key import Key
@@ -26,82 +26,10 @@ from rolltape.tape.manifest import Manifest, plain_parts
 from rolltape.tape.missing import explain_missing
 from rolltape.tape.opening import report
 from rolltape.tape.perturb import perturbation
+from rolltape.tape.prefetch import Prefetch
 from rolltape.tape.recording import Recording
 from rolltape.tape.stage import Call
 from rolltape.tape.summary import Tally
-
-
-class Sized(Protocol):
-    """Something read, and the memory it takes."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-T = TypeVar("T", bound=Sized)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ahead(Generic[T]):
-    key: Key
-    revision: str
-    """Of the file when it was read."""
-    future: Future[T | None]
-
-
-class Prefetch(Generic[T]):
-    """Holds at most one decoded recording per stage, within a number of bytes, and hands each out once.
-
-    ``read`` is given the memory there is; a recording that needs more it returns None for, and such a one
-    is read when it is asked for, by then out of the page cache.
-    """
-
-    def __init__(self, storage: Storage, read: Callable[[Key, int], T | None], limit: int) -> None:
-        self._storage = storage
-        self._read = read
-        self._limit = limit
-        self._pool = ThreadPoolExecutor(1, "rolltape-prefetch")
-        self._ahead: dict[tuple[str, str], _Ahead[T]] = {}
-        self._lock = threading.Lock()
-
-    def start(self, key: Key) -> None:
-        """Begin to read a recording that will probably be asked for next."""
-        found = self._storage.stat(key.path)
-        if found is None:
-            return
-        with self._lock:
-            before = self._ahead.pop((key.split, key.stage), None)
-            if before is not None:
-                before.future.cancel()
-            future = self._pool.submit(self._read_ahead, key)
-            self._ahead[key.split, key.stage] = _Ahead(key, found.revision, future)
-
-    def take(self, key: Key) -> T | None:
-        """The recording, if it was read ahead and not replaced meanwhile; raises what reading it raised."""
-        with self._lock:
-            ahead = self._ahead.pop((key.split, key.stage), None)
-        if ahead is None:
-            return None
-        if ahead.key != key:
-            ahead.future.cancel()
-            return None
-        found = self._storage.stat(key.path)
-        if found is None or found.revision != ahead.revision:
-            return None
-        return ahead.future.result()
-
-    def close(self) -> None:
-        """Stop reading ahead and let go of what was read."""
-        with self._lock:
-            self._ahead.clear()
-        self._pool.shutdown(cancel_futures=True)
-
-    def _read_ahead(self, key: Key) -> T | None:
-        with self._lock:
-            done = [a.future for a in self._ahead.values() if a.future.done() and not a.future.cancelled()]
-        held = sum(read.nbytes for f in done if f.exception() is None and (read := f.result()) is not None)
-        return self._read(key, max(self._limit - held, 0))
-
 
 log = logging.getLogger("rolltape")
 
@@ -115,6 +43,8 @@ class Played:
     about: About
     dtypes: Mapping[str, str]
     size: int
+    """Of the file."""
+    revision: str
     """Of the file."""
     nbytes: int
     """In memory, about."""
@@ -132,6 +62,7 @@ class Player:
         self._manifest = manifest
         limit = settings.max_pending_bytes
         self._ahead = Prefetch(storage, self._read_into, limit) if settings.prefetch else None
+        self._memory = RecycledMemory(settings.recycle) if settings.recycle else None
         self._perturb = perturbation()
         self._foreign: set[str] = set()
         self._warned: set[tuple[str, str]] = set()
@@ -145,6 +76,7 @@ class Player:
         decision = call.decision
         source = replace(call.key, step=decision.step if decision.source is None else decision.source)
         played = (self._ahead.take(source) if self._ahead else None) or self._read(source)
+        waited = time.perf_counter() - started
         where = f"{self._storage.location}/{source.path}"
         if decision.action is Action.SUBSTITUTE:
             log.warning(
@@ -161,6 +93,7 @@ class Player:
             substituted=decision.action is Action.SUBSTITUTE,
             bytes_read=played.size,
             seconds_saved=max(live - (time.perf_counter() - started), 0.0),
+            seconds_waited=waited,
         )
         return played
 
@@ -175,10 +108,14 @@ class Player:
             self._substitutes.add(source)
         self.played.add(source)
 
-    def read_ahead(self, key: Key) -> None:
-        """Begin to read what will probably be asked for next."""
+    def read_ahead(self, keys: Iterable[Key]) -> None:
+        """Begin to read what will probably be asked for next, as much of it as is worth while."""
         if self._ahead:
-            self._ahead.start(key)
+            self._ahead.start(islice(keys, self._ahead.depth))
+
+    def is_read_ahead(self, key: Key) -> bool:
+        """Whether this is read, or being read: then it is on the tape."""
+        return self._ahead is not None and self._ahead.holds(key)
 
     @property
     def reads_ahead(self) -> bool:
@@ -186,9 +123,11 @@ class Player:
         return self._ahead is not None
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop reading ahead, and keep no memory."""
         if self._ahead:
             self._ahead.close()
+        if self._memory:
+            self._memory.close()
 
     def _read(self, key: Key) -> Played:
         try:
@@ -206,9 +145,10 @@ class Player:
         nbytes = recording.size + file.dense_bytes
         if room is not None and nbytes > room:
             return None
-        value = recording.value_of(file, partial(self._perturb, key) if self._perturb else None)
+        change = partial(self._perturb, key) if self._perturb else None
+        value = recording.value_of(file, change, self._memory)
         digest = file.digest if self._settings.out else ""
-        return Played(key, value, file.about, file.dtypes, recording.size, nbytes, digest)
+        return Played(key, value, file.about, file.dtypes, recording.size, recording.revision, nbytes, digest)
 
     def _check_given(self, call: Call, source: Key, played: Played, where: str) -> None:
         """Compare what the stage is given with what it was given when it was recorded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +44,16 @@ class Summary:
     """Time spent in live calls."""
     seconds_saved: float = 0.0
     """What the replayed calls took when they were recorded, less the time it took to replay them."""
+    seconds_waited: float = 0.0
+    """How long the trainer waited for recordings to be read."""
+    seconds_open: float = 0.0
+    """How long the tape was open."""
 
     def __str__(self) -> str:
         parts = [f"{self.recorded} recorded ({amount(self.bytes_written)})"] if self.recorded else []
         if self.replayed:
-            parts.append(f"{self.replayed} replayed ({self.seconds_saved:.1f} s saved)")
+            waited = f"waited {self.seconds_waited:.1f} s of {self.seconds_open:.0f} s"
+            parts.append(f"{self.replayed} replayed ({self.seconds_saved:.1f} s saved, {waited})")
         counts = {"substituted": self.substituted, "live": self.live, "missing": self.missing}
         counts |= {"kept": self.kept, "dropped": self.dropped, "never played": len(self.never_played)}
         counts |= {"LOST": len(self.lost)}
@@ -64,6 +70,7 @@ class Tally:
         self._counts: dict[str, float] = {}
         self._lost: list[str] = []
         self._lock = threading.Lock()
+        self._opened = time.monotonic()
 
     def add(self, **counts: float) -> None:
         """Add to fields of the summary."""
@@ -80,7 +87,8 @@ class Tally:
         """Everything counted so far."""
         with self._lock:
             counts: dict[str, Any] = self._counts
-            return Summary(**counts, never_played=never_played, lost=tuple(self._lost))
+            since = time.monotonic() - self._opened
+            return Summary(**counts, never_played=never_played, lost=tuple(self._lost), seconds_open=since)
 
 
 def amount(nbytes: float) -> str:

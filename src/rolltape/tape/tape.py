@@ -88,6 +88,7 @@ class Tape(Reading):
         random_state: bool | None = None,
         prefetch: bool | None = None,
         max_pending_bytes: int | str | None = None,
+        recycle: int | str | None = None,
         settings: Settings | None = None,
     ) -> None:
         """Open a tape. What is not given comes from ``ROLLTAPE_*`` variables, then from the defaults.
