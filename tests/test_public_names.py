@@ -20,7 +20,8 @@ MatchLevel
 MemoryLimitError MisplacedFileError
 MismatchError MissingDependencyError Mode NoStepError NotATapeError OnError OnMiss Overwrite PromptError
 RecordError Recording Report RolltapeError Run Settings StageError StaleWeightsError StepExistsError
-StepMissingError StepSelector StorageError Summary Tape TapeClosedError TapeNotFoundError TapeReadOnlyError
+StepMissingError StepSelector StorageError StoreUnreachableError Summary Tape TapeClosedError
+TapeNotFoundError TapeReadOnlyError
 TooLateError UnknownAdapterError UnsupportedReleaseError UnsupportedValueError WeightsError __version__
 compare deterministic open register_adapter register_role serve
 """.split()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import statistics
 import tempfile
 import time
@@ -19,9 +20,10 @@ from rolltape.errors import RolltapeError, TapeReadOnlyError
 from rolltape.integrations.releases import standing
 from rolltape.reader.listing import is_tape
 from rolltape.reader.run import open
+from rolltape.reader.wording import counted, seconds
 from rolltape.settings import resolve
 from rolltape.storage import absolute, is_url, posix, storage_at
-from rolltape.tape.opening import RAY_SESSION
+from rolltape.tape.opening import RAY_SESSION, spool_of
 from rolltape.tape.summary import amount
 
 NEEDED = ("numpy", "pyarrow", "click", "rich")
@@ -133,6 +135,21 @@ def _in_a_store(url: str) -> Iterator[Fact]:
     else:
         took = time.perf_counter() - started
         yield Fact("tape", "writable", f"yes, two requests take {took * 1000:.0f} ms")
+
+
+def spooled(environ: Mapping[str, str]) -> Iterator[Fact]:
+    """What waits on this machine for an object store."""
+    try:
+        spool = spool_of(resolve({"dir": "."}, environ))
+    except RolltapeError:  # told among the settings
+        return
+    for url, waiting in sorted(spool.waiting().items()):
+        value = f"{counted(waiting.files, 'file')}, {amount(waiting.nbytes)}, for {url}"
+        age = seconds(max(time.time() - waiting.oldest, 0))
+        yield Fact(
+            "spool", "not up yet", value, f"the oldest since {age}",
+            attention=f"if no run is writing to it now: rolltape drain {shlex.quote(url)}",
+        )  # fmt: skip
 
 
 def _kind(path: str) -> Fact:

@@ -26,7 +26,8 @@ from rolltape.fingerprint import Part, compare
 from rolltape.policy import Mode, OnMiss, Overwrite
 from rolltape.settings import MatchLevel, Settings
 from rolltape.steps import ALL_STEPS, NO_STEPS
-from rolltape.storage import Storage, absolute, is_url, storage_at
+from rolltape.storage import Spool, Storage, absolute, is_url, storage_at
+from rolltape.storage.spool import default_root
 from rolltape.tape.current_run import begin_run
 from rolltape.tape.manifest import (
     NAME,
@@ -81,6 +82,8 @@ def begin_out(
         background=first.background,
         random_state=False,
         max_pending_bytes=first.max_pending_bytes,
+        spool=first.spool,
+        max_spool_bytes=first.max_spool_bytes,
     )
     return settings, run
 
@@ -107,6 +110,22 @@ def resolved_dir(directory: str) -> str:
             path,
         )
     return path
+
+
+def storage_of(settings: Settings) -> Storage:
+    """The storage of the tape that settings name; in front of a store, a spool for a run that writes."""
+    place = resolved_dir(settings.dir or ".")
+    if not is_url(place) or not (writes(settings) or may_begin(settings)):
+        return storage_at(place)
+    return storage_at(place, spool_of(settings), assume_new=settings.mode is Mode.RECORD)
+
+
+def spool_of(settings: Settings) -> Spool:
+    """Where recordings wait for an object store."""
+    root = default_root(os.environ) if settings.spool is None else absolute(settings.spool)
+    if is_url(root):
+        raise ConfigError("the spool is a directory of this machine, and no URL", where=root)
+    return Spool(root, settings.max_spool_bytes)
 
 
 def may_begin(settings: Settings) -> bool:
