@@ -32,6 +32,9 @@ from rolltape.tape.manifest import (
 )  # fmt: skip
 from rolltape.tape.step_index import recordings
 
+UNFINISHED_COPY = "copying.json"
+"""Is there while a tape is being copied to a place, from before its first file until ``tape.json`` is."""
+
 
 def begin_out(
     first: Settings, manifest: Manifest, directory: str, run: str | None
@@ -183,7 +186,8 @@ def tell_run(location: str, mode: Mode, *replayed: int) -> None:
 
 def _lacks_manifest(storage: Storage) -> bool:
     """Whether there are recordings and no ``tape.json``; looks again for one that was just written."""
-    return next(recordings(storage), None) is not None and not storage.exists(NAME)
+    begun = storage.exists(UNFINISHED_COPY) or next(recordings(storage), None) is not None
+    return begun and not storage.exists(NAME)
 
 
 def _check_writable(storage: Storage, settings: Settings) -> None:
@@ -222,6 +226,13 @@ def not_found(storage: Storage) -> TapeNotFoundError | NotATapeError:
             where=location,
             causes=["the path is wrong, or relative to another directory", "the run was never recorded"],
             hint="record it first (mode: record), or list tapes with: rolltape ls DIRECTORY",
+        )
+    if storage.exists(UNFINISHED_COPY):
+        return TapeNotFoundError(
+            "there is no whole tape here, but a copy of one that has not finished",
+            where=location,
+            causes=["it is still being copied", "the copy was interrupted"],
+            hint="run the same `rolltape push`, `pull` or `sync` again: it goes on where it stopped",
         )
     there = sum(1 for _ in recordings(storage))
     if there:
