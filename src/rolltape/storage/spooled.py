@@ -13,7 +13,6 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +68,7 @@ class SpooledStorage:
         self._asking = remote.trying_for(ASKING)
         self._assume_new = assume_new
         self._lock = threading.Lock()
+        self._session_lock = threading.Lock()
         self._uploads: Uploads | None = None
         self._session: Session | None = None
         self._lines: dict[str, _Lines] = {}
@@ -135,6 +135,10 @@ class SpooledStorage:
             return Pending()
         self._uploads.wait(seconds, patient=patient)
         names, nbytes = self._uploads.left()
+        with self._session_lock:
+            if self._session is not None and not self._uploads.numbers():
+                self._session.end()
+                self._session = None
         return Pending(names, nbytes, self.spool.folder_of(self.location) if names else "")
 
     def take_failures(self) -> Sequence[tuple[str, RolltapeError]]:
@@ -224,7 +228,8 @@ class SpooledStorage:
         if uploads is not None and uploads.pid == os.getpid():
             return uploads
         if uploads is not None:  # a forked child: all of that is its parent's
-            self._lock, self._session, self._lines = threading.Lock(), None, {}
+            self._lock, self._session_lock = threading.Lock(), threading.Lock()
+            self._session, self._lines = None, {}
         with self._lock:
             if self._uploads is None or self._uploads.pid != os.getpid():
                 uploads = Uploads(self.remote, self.spool.most_bytes)
@@ -242,24 +247,28 @@ class SpooledStorage:
                 for task in sorted(left, key=lambda task: task.entry.number):
                     uploads.add(task)
                 self._uploads = uploads
-                atexit.register(_at_exit, weakref.ref(self), os.getpid())
+                atexit.register(_at_exit, self, os.getpid())
             return self._uploads
 
     def _add(self, do: str, name: str, chunks: Sequence[BytesLike], attempt: str, replace: bool) -> None:
         uploads = self._started()
         size = sum(memoryview(chunk).nbytes for chunk in chunks)
         uploads.make_room(size, store_seconds(DEADLINE), self.location)
-        if self._session is None:
-            try:
-                self._session = self.spool.begin(self.location)
-            except OSError as error:
-                raise StorageError(
-                    f"the spool cannot be made: {error.strerror or error}",
-                    where=self.spool.root,
-                    hint="set spool (ROLLTAPE_SPOOL) to a directory on a local disk",
-                ) from error
-        entry = self._session.add(do, name, chunks, attempt=attempt, replace=replace)
-        uploads.add(Task(entry, self._session, adopted=False))
+        with self._session_lock:
+            if self._session is None:
+                self._session = self._begun()
+            entry = self._session.add(do, name, chunks, attempt=attempt, replace=replace)
+            uploads.add(Task(entry, self._session, adopted=False))
+
+    def _begun(self) -> Session:
+        try:
+            return self.spool.begin(self.location)
+        except OSError as error:
+            raise StorageError(
+                f"the spool cannot be made: {error.strerror or error}",
+                where=self.spool.root,
+                hint="set spool (ROLLTAPE_SPOOL) to a directory on a local disk",
+            ) from error
 
     def _waiting(self, name: str, missing_is: type[RolltapeError] | None = RolltapeError) -> Task | None:
         """What of a file waits to be published; None where the store has all there is of it."""
@@ -338,16 +347,12 @@ def _stat(task: Task) -> Stat:
     return Stat(task.entry.name, task.entry.size, f"spool-{task.entry.attempt}")
 
 
-def _at_exit(storage: weakref.ref[SpooledStorage], pid: int) -> None:
+def _at_exit(storage: SpooledStorage, pid: int) -> None:
     """Before the process ends, if its tape was not closed: give what waits its time, and say what is left."""
-    found = storage()
-    if found is None or pid != os.getpid():
-        return
-    left = found.settle(store_seconds(DEADLINE))
-    if left.names:
-        log.error("%s", not_up(found.location, left))
-    elif found._session is not None:
-        found._session.end()
+    if pid == os.getpid() and storage.settle(0).names:
+        left = storage.settle(store_seconds(DEADLINE))
+        if left.names:
+            log.error("%s", not_up(storage.location, left))
 
 
 def not_up(location: str, left: Pending) -> str:

@@ -41,6 +41,9 @@ from rolltape.tape.manifest import (
 )  # fmt: skip
 from rolltape.tape.step_index import recordings
 
+UNFINISHED_COPY = "copying.json"
+"""Is there while a tape is being copied to a place, from before its first file until ``tape.json`` is."""
+
 
 def begin_out(
     first: Settings, manifest: Manifest, directory: str, run: str | None
@@ -212,7 +215,8 @@ def tell_run(location: str, mode: Mode, *replayed: int) -> None:
 
 def _lacks_manifest(storage: Storage) -> bool:
     """Whether there are recordings and no ``tape.json``; looks again for one that was just written."""
-    return next(recordings(storage), None) is not None and not storage.exists(NAME)
+    begun = storage.exists(UNFINISHED_COPY) or next(recordings(storage), None) is not None
+    return begun and not storage.exists(NAME)
 
 
 def _check_writable(storage: Storage, settings: Settings) -> None:
@@ -246,6 +250,13 @@ def not_found(storage: Storage) -> TapeNotFoundError | NotATapeError:
             hint="give the directory that holds tape.json",
         )
     tapes = _tapes_in(storage) if is_url(location) or os.path.isdir(location) else None
+    if tapes is not None and storage.exists(UNFINISHED_COPY):
+        return TapeNotFoundError(
+            "there is no whole tape here, but a copy of one that has not finished",
+            where=location,
+            causes=["it is still being copied", "the copy was interrupted"],
+            hint="run the same `rolltape push`, `pull` or `sync` again: it goes on where it stopped",
+        )
     there = 0 if tapes is None else sum(1 for _ in recordings(storage))
     if tapes is None or (is_url(location) and not tapes and not there):
         return TapeNotFoundError(
