@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.object_servers.azure import CONTAINER, AzureServer
 from tests.object_servers.fault_proxy import FaultProxy
 from tests.object_servers.s3 import BUCKET, S3Server
 
-__all__ = ["s3_proxy", "s3_server", "s3_url"]
+__all__ = ["az_proxy", "az_server", "az_url", "s3_proxy", "s3_server", "s3_url"]
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +31,7 @@ def s3_server() -> Iterator[S3Server]:
 @pytest.fixture
 def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
     """A fresh place `s3://bucket/prefix`, which the test's environment has the keys for."""
-    forget_credentials(monkeypatch)
+    forget_credentials(monkeypatch, "AWS_")
     for name, value in s3_server.env().items():
         monkeypatch.setenv(name, value)
     return f"s3://{BUCKET}/{fresh()}"
@@ -45,13 +46,40 @@ def s3_proxy(s3_server: S3Server, s3_url: str, monkeypatch: pytest.MonkeyPatch) 
         yield proxy
 
 
+@pytest.fixture(scope="session")
+def az_server() -> Iterator[AzureServer]:
+    """Azurite, for the session (with pytest-xdist: one for each of its processes)."""
+    server = AzureServer()
+    yield server
+    alive, said = server.process.runs(), server.process.said()
+    server.stop()
+    assert alive, f"Azurite died during the tests:\n{said}"
+
+
+@pytest.fixture
+def az_url(az_server: AzureServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh place `az://container/prefix`, which the test's environment has the key for."""
+    forget_credentials(monkeypatch, "AZUR")
+    for name, value in az_server.env().items():
+        monkeypatch.setenv(name, value)
+    return f"az://{CONTAINER}/{fresh()}"
+
+
+@pytest.fixture
+def az_proxy(az_server: AzureServer, az_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A proxy between the test and Azurite: from here on `az_url` is reached through it."""
+    with FaultProxy(az_server.port) as proxy:
+        for name, value in az_server.env(proxy.port).items():
+            monkeypatch.setenv(name, value)
+        yield proxy
+
+
 def fresh() -> str:
     """A name that no other test has."""
     return f"test-{os.urandom(6).hex()}"
 
 
-def forget_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_credentials(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     """What a developer exports for stores of their own must not reach a test."""
-    for name in list(os.environ):
-        if name.startswith(("AWS_", "AZURE_", "AZURITE_", "GOOGLE_")):
-            monkeypatch.delenv(name)
+    for name in [name for name in os.environ if name.startswith(family)]:
+        monkeypatch.delenv(name)

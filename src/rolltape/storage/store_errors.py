@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from rolltape.errors import RolltapeError, StorageError, TapeReadOnlyError
+from rolltape.errors import RolltapeError, StorageError, StoreUnreachableError, TapeReadOnlyError
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9_.]{1,60})</Code>")
@@ -48,14 +48,15 @@ def failure_of(error: BaseException) -> Failure:
     status = int(found[1]) if (found := _STATUS.search(text)) else None
     code = found[1] if (found := _CODE.search(text) or _JSON_REASON.search(text)) else ""
     said = " ".join(filter(None, [f"status {status}" if status else "", code])) or _plain(name, text)
-    if isinstance(error, FileNotFoundError) or name == "NotFoundError":
+    # By the status too: what fails after obstore has tried again by itself is a GenericError, whatever it is.
+    if isinstance(error, FileNotFoundError) or name == "NotFoundError" or status == 404:
         no_bucket = any(sign in text for sign in _NO_BUCKET)
         return Failure(Kind.NO_BUCKET if no_bucket else Kind.MISSING, said)
     if any(sign in text for sign in _NO_BUCKET):
         return Failure(Kind.NO_BUCKET, said)
-    if name in ("AlreadyExistsError", "PreconditionError", "NotModifiedError"):
+    if name in ("AlreadyExistsError", "PreconditionError", "NotModifiedError") or status == 412:
         return Failure(Kind.TAKEN, said)
-    if name in ("PermissionDeniedError", "UnauthenticatedError"):
+    if name in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
         return Failure(Kind.DENIED, said)
     if any(sign in text for sign in _METADATA):
         return Failure(Kind.NO_CREDENTIALS, "no credentials in the environment, and no instance role answers")
@@ -125,7 +126,8 @@ def explain(failure: Failure, *, doing: str, where: str, bucket: str, writing: b
             hint="record fewer samples in one step, or in shards: a conditional put is one request",
         )
     causes = ["the store or the network is down, or too slow"] if failure.kind is Kind.PASSING else []
-    return StorageError(
+    kind = StoreUnreachableError if failure.kind is Kind.PASSING else StorageError
+    return kind(
         f"could not {doing}: {failure.said}",
         where=where,
         causes=causes,
