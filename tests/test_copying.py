@@ -64,7 +64,9 @@ def test_a_push_makes_an_equal_tape_and_the_next_one_has_nothing_to_do(tape, tmp
     (copy,) = json.loads(done.stdout)["copies"]
     assert contents(tmp_path / "b") == contents(tape)
     assert len(copy["files"]) == 14
-    assert copy["bytes"] == sum(len(data) for name, data in contents(tape).items() if name.endswith(".parquet"))
+    assert copy["bytes"] == sum(
+        len(data) for name, data in contents(tape).items() if name.endswith(".parquet")
+    )
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "b").rglob("*.parquet")}
     (copy,) = json.loads(run("push", tape, tmp_path / "b", "--json").stdout)["copies"]
     assert (copy["files"], copy["lines"]) == ([], 0)
