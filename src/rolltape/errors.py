@@ -12,6 +12,7 @@
     ├── StepExistsError        (FileExistsError)     the step is already on the tape
     ├── StorageError           (OSError)             reading or writing the tape's files failed
     │   ├── TapeReadOnlyError  (PermissionError)     the tape cannot be written
+    │   ├── StoreUnreachableError (ConnectionError)  an object store does not answer, or throttles
     │   ├── FileReplacedError                        another file took the place of the one being read
     │   └── DiskFullError                            no space left; says how much was needed
     ├── CorruptFileError       (ValueError)          a file is truncated, altered, or not written by Rolltape
@@ -51,7 +52,8 @@ __all__ = [
     "KeyNameError", "MemoryLimitError", "MismatchError", "MisplacedFileError", "MissingDependencyError",
     "NoStepError", "NotATapeError",
     "PromptError", "RecordError", "RolltapeError", "StageError", "StaleWeightsError",
-    "StepExistsError", "StepMissingError", "StorageError", "TapeClosedError", "TapeNotFoundError",
+    "StepExistsError", "StepMissingError", "StorageError", "StoreUnreachableError", "TapeClosedError",
+    "TapeNotFoundError",
     "TapeReadOnlyError", "TooLateError", "UnknownAdapterError", "UnsupportedReleaseError",
     "UnsupportedValueError", "WeightsError",
 ]  # fmt: skip
@@ -155,6 +157,10 @@ class TapeReadOnlyError(StorageError, PermissionError):
     """The tape cannot be written."""
 
     code = errno.EACCES
+
+
+class StoreUnreachableError(StorageError, ConnectionError):
+    """An object store does not answer, or answers that it is too busy; it was asked until the deadline."""
 
 
 class FileReplacedError(StorageError):

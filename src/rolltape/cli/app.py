@@ -24,7 +24,7 @@ COMMANDS = {
     name: name
     for name in (
         "ls show view browse check repair diff noise accept rerun cut redact doctor prune "
-        "push pull sync run serve"
+        "push pull sync drain run serve"
     ).split()
 }
 COMMANDS |= {"import": "import_", "export": "export", "demo": "demo", "completion": "shell_completion"}

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from rolltape.errors import KeyNameError
+from rolltape.errors import KeyNameError, RolltapeError
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 Span: TypeAlias = tuple[int, int]
@@ -62,6 +62,16 @@ class Unfinished:
     """Files that a dead writer left half-written. No reader ever sees them."""
     live: int = 0
     """How many files are being written now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What was taken, and has not arrived where the tape is kept."""
+
+    names: Sequence[str] = ()
+    nbytes: int = 0
+    where: str = ""
+    """Where it waits."""
 
 
 class Storage(Protocol):
@@ -143,6 +153,18 @@ class Storage(Protocol):
         A file is removed if its writer is known to be dead, or if its writer is unknown and the file
         has not changed for that long. A file that a live process on this machine is writing stays.
         """
+
+    def settle(self, seconds: float | None = None, *, patient: bool = True) -> Pending:
+        """Wait until all that was taken has arrived, or for so long; what has not.
+
+        Without patience, not for a place that does not answer.
+
+        A storage that takes what it is given to another place later keeps it until then, also if its
+        process dies. All others have nothing pending: their calls return when it has arrived.
+        """
+
+    def take_failures(self) -> Sequence[tuple[str, RolltapeError]]:
+        """The files that were taken and cannot be kept, with why; each is told once."""
 
     def free_bytes(self) -> int | None:
         """How much can still be written; None if there is no limit."""

@@ -30,6 +30,7 @@ from rolltape.storage.beneath import folder, not_regular, open_file
 from rolltape.storage.contract import (
     BytesLike,
     Mark,
+    Pending,
     Span,
     Stat,
     Unfinished,
@@ -121,6 +122,12 @@ class LocalStorage:
             with folder(self.location, inner) as fd:
                 os.unlink(base, dir_fd=fd)
             self._sync(inner)
+
+    def settle(self, seconds: float | None = None, *, patient: bool = True) -> Pending:
+        return Pending()
+
+    def take_failures(self) -> Sequence[tuple[str, RolltapeError]]:
+        return ()
 
     def clean(self, older_than_seconds: float) -> int:
         with self._explained("clean", self._temporary, needed=0):

@@ -15,9 +15,11 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rolltape.errors import RolltapeError
 from rolltape.storage.contract import (
     BytesLike,
     Mark,
+    Pending,
     Span,
     Stat,
     Unfinished,
@@ -44,11 +46,15 @@ _GAP = 256 * 1024
 class ObjectStorage:
     """A ``Storage`` in an object store. Holds a URL and nothing else: it can be pickled and sent anywhere."""
 
-    def __init__(self, url: str | StoreUrl) -> None:
+    def __init__(self, url: str | StoreUrl, deadline: float | None = None) -> None:
         self.url = url if isinstance(url, StoreUrl) else parse_url(url)
         self.location = str(self.url)
-        self._client = StoreClient(self.url)
-        self._lines = StoreLines(self._client)
+        self._client = StoreClient(self.url, deadline)
+        self.lines = StoreLines(self._client)
+
+    def trying_for(self, seconds: float) -> ObjectStorage:
+        """The same, with another deadline for every request."""
+        return ObjectStorage(self.url, seconds)
 
     def __repr__(self) -> str:
         return f"ObjectStorage({self.location!r})"
@@ -75,7 +81,7 @@ class ObjectStorage:
         buffers = flat(chunks)
         size = sum(map(len, buffers))
         if is_lines(name):
-            if not self._lines.publish(name, b"".join(buffers), over=replace):
+            if not self.lines.publish(name, b"".join(buffers), over=replace):
                 raise taken(self._where(name))
             return size
         try:
@@ -90,18 +96,31 @@ class ObjectStorage:
         if b"\n" in line:
             raise ValueError("the line must not contain a newline; append adds one")
         check_lines(name)
-        self._lines.append(name, line)
+        self.lines.append(name, line)
 
     def fold(self, name: str) -> bool:
         """Make one object of the lines of a file; whether there were any."""
-        return self._lines.fold(check_lines(name))
+        return self.lines.fold(check_lines(name))
 
     def delete(self, name: str) -> None:
         check_name(name)
         if is_lines(name):
-            self._lines.delete(name)
+            self.lines.delete(name)
         else:
             self._client.delete([self.url.key(name)])
+
+    def attempt_of(self, name: str) -> str | None:
+        """The id of the attempt that wrote a file; None if there is none."""
+        try:
+            return self._client.head(self.url.key(name)).attempt
+        except Missing:
+            return None
+
+    def settle(self, seconds: float | None = None, *, patient: bool = True) -> Pending:
+        return Pending()
+
+    def take_failures(self) -> Sequence[tuple[str, RolltapeError]]:
+        return ()
 
     def clean(self, older_than_seconds: float) -> int:
         return 0
@@ -151,7 +170,7 @@ class ObjectStorage:
         key = self.url.key(name)
         try:
             if is_lines(name):
-                seen, text = self._lines.read_seen(name)
+                seen, text = self.lines.read_seen(name)
                 return Stat(name, len(text), seen.revision), text
             if whole:
                 check_memory(0, "reading it", self._where(name))
@@ -166,8 +185,8 @@ class ObjectStorage:
     def stat(self, name: str) -> Stat | None:
         check_name(name)
         if is_lines(name):
-            seen = self._lines.seen(name)
-            return Stat(name, self._lines.size(name, seen), seen.revision) if seen.exists else None
+            seen = self.lines.seen(name)
+            return Stat(name, self.lines.size(name, seen), seen.revision) if seen.exists else None
         try:
             return _stat(name, self._client.head(self.url.key(name)))
         except Missing:
@@ -176,7 +195,7 @@ class ObjectStorage:
     def exists(self, name: str) -> bool:
         check_name(name)
         if is_lines(name):
-            return self._lines.seen(name).exists
+            return self.lines.seen(name).exists
         return self.stat(name) is not None
 
     def names(self, prefix: str) -> Iterator[str]:
@@ -244,7 +263,7 @@ class ObjectStorage:
                 yield Stat(name, 0, "")
 
     def _read_lines(self, name: str, offset: int, length: int | None, revision: str | None) -> bytes:
-        seen, text = self._lines.read_seen(name)
+        seen, text = self.lines.read_seen(name)
         if revision is not None and seen.revision != revision:
             raise Taken(name)
         wanted = max(len(text) - offset, 0) if length is None else length

@@ -100,8 +100,10 @@ def seconds(variable: str) -> float:
 class StoreClient:
     """The requests of one tape. Holds no connection and no credentials: those are per process."""
 
-    def __init__(self, url: StoreUrl) -> None:
+    def __init__(self, url: StoreUrl, deadline: float | None = None) -> None:
         self.url = url
+        self.deadline = deadline
+        """Seconds for which a request is tried; None as the environment says."""
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -243,7 +245,7 @@ class StoreClient:
     ) -> T:
         """The answer to a request that is made until it succeeds, is refused, or the deadline has passed."""
         started, pause = time.monotonic(), _FIRST_PAUSE
-        limit = seconds(DEADLINE) + size / 1e6  # a large object is given its time
+        limit = (self.deadline or seconds(DEADLINE)) + size / 1e6  # a large object is given its time
         while True:
             failure = None
             try:

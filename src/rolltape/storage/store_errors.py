@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from rolltape.errors import RolltapeError, StorageError, TapeReadOnlyError
+from rolltape.errors import RolltapeError, StorageError, StoreUnreachableError, TapeReadOnlyError
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9_.]{1,60})</Code>")
@@ -125,7 +125,8 @@ def explain(failure: Failure, *, doing: str, where: str, bucket: str, writing: b
             hint="record fewer samples in one step, or in shards: a conditional put is one request",
         )
     causes = ["the store or the network is down, or too slow"] if failure.kind is Kind.PASSING else []
-    return StorageError(
+    kind = StoreUnreachableError if failure.kind is Kind.PASSING else StorageError
+    return kind(
         f"could not {doing}: {failure.said}",
         where=where,
         causes=causes,

@@ -82,6 +82,12 @@ class Line:
     def key(self) -> str:
         return f"line-{self.time:016x}-{self.writer}-{self.count:08x}"
 
+    @classmethod
+    def parse(cls, key: str, size: int = 0) -> Line | None:
+        """The line of this key; None if it is none."""
+        match = _LINE.fullmatch(key)
+        return None if match is None else cls(int(match[1], 16), match[2], int(match[3], 16), size)
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -170,6 +176,11 @@ def parsed_fold(data: bytes, where: str) -> tuple[Head, bytes]:
     return head, text
 
 
+def last_time(seen: Seen) -> int:
+    """The time of the latest line: what comes after it has a later one."""
+    return max([seen.head.last, *(line.time for line in seen.lines)])
+
+
 class _Writer:
     """Who appends, in this process: counts its lines."""
 
@@ -216,8 +227,8 @@ class StoreLines:
         folder = self._folder(name)
         for found in self._client.list_all(folder):
             base = found.key.removeprefix(f"{folder}/")
-            if match := _LINE.fullmatch(base):
-                lines.append(Line(int(match[1], 16), match[2], int(match[3], 16), found.size))
+            if (line := Line.parse(base, found.size)) is not None:
+                lines.append(line)
             elif match := _FOLD.fullmatch(base):
                 folds[int(match[1])] = found
         number = max(folds, default=0)
@@ -307,27 +318,33 @@ class StoreLines:
             writer = self._writers.get(me)
             if writer is None:
                 seen = self.seen(name)
-                writer = self._writers[me] = _Writer(max([seen.head.last, *(one.time for one in seen.lines)]))
+                writer = self._writers[me] = _Writer(last_time(seen))
                 writer.look_after = self._look_after(seen)
             key = Line(max(time.time_ns(), writer.last + 1), writer.id, writer.count)
-            data = line + b"\n"
             try:
-                # No one else uses this key: whoever repeats the request writes the same.
-                full = f"{self._folder(name)}/{key.key}"
-                self._client.put(full, [data], new=False, attempt=writer.id)
+                self.put(name, key, line)
             except BaseException:
                 del self._writers[me]  # it may be there or not: the next line is another writer's first
                 raise
             writer.count += 1
             writer.last = key.time
+            writer.kept[key.key] = line + b"\n"
             writer.look_after -= 1
-            writer.kept[key.key] = data
             if writer.look_after <= 0:
-                seen = self.seen(name)
-                if len(seen.lines) >= self._fold_after:
-                    self.fold(name)
-                    seen = replace(seen, lines=())
-                writer.look_after = self._look_after(seen)
+                writer.look_after = self.fold_if_many(name)
+
+    def put(self, name: str, key: Line, line: bytes) -> None:
+        """Put a line under its key. No one else uses it: whoever repeats this writes the same."""
+        full = f"{self._folder(name)}/{key.key}"
+        self._client.put(full, [line + b"\n"], new=False, attempt=key.writer)
+
+    def fold_if_many(self, name: str) -> int:
+        """Fold if there are enough lines; how many to add before looking again."""
+        seen = self.seen(name)
+        if len(seen.lines) >= self._fold_after:
+            self.fold(name)
+            seen = replace(seen, lines=())
+        return self._look_after(seen)
 
     def _look_after(self, seen: Seen) -> int:
         """How many lines to add before looking again: the fewer, the more others write too."""
@@ -373,7 +390,7 @@ class StoreLines:
         writers = dict(seen.head.writers)
         for line in seen.lines:
             writers[line.writer] = line.count + 1
-        last = max([seen.head.last, *(line.time for line in seen.lines)])
+        last = last_time(seen)
         key = self._fold_key(name, seen.fold + 1)
         data = packed_fold(Head(writers, last, len(text), gone), text)
         try:
