@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rolltape import random_state
@@ -152,11 +153,11 @@ class Dispatcher:
         """The recording in place of a live call; begins to read the one that will probably follow."""
         if call.decision.source is not None:
             self.recorder.writer.wait(replace(call.key, step=call.decision.source).path)
-        played = self.player.play(call)
+        played = self.player.play(call, self.recorder.step_index.seen(call.key))
         if self.out is not None:
             self.out.recorder.note_replayed(played.key.path, played.digest)
-        if self.player.reads_ahead and (ahead := self._following(call)) is not None:
-            self.player.read_ahead(ahead)
+        if self.player.reads_ahead:
+            self._read_ahead(call)
         return played
 
     def beside(
@@ -379,16 +380,22 @@ class Dispatcher:
             else "",
         )
 
-    def _following(self, call: Call) -> Key | None:
-        """What will probably be asked for next: the next call of the step, or the first of the next step."""
+    def _read_ahead(self, call: Call) -> None:
+        """Begin to read what will probably be asked for next; finding out what that is takes time, too."""
         key = call.key
         if isinstance(key.call, str):
-            return None
+            return
         with self._lock:
             last, stride = self._strides.get((key.split, key.stage), (None, 1))
             if last is not None and key.step > last:
                 stride = key.step - last
             self._strides[key.split, key.stage] = key.step, stride
+        self.player.read_ahead(key, partial(self._following, call, stride))
+
+    def _following(self, call: Call, stride: int) -> Key | None:
+        """What will probably be asked for next: the next call of the step, or the first of the next step."""
+        key = call.key
+        assert isinstance(key.call, int)
         again = replace(key, call=key.call + 1)
         if call.decision.action is Action.REPLAY and self.recorder.step_index.holds(again):
             return again

@@ -18,7 +18,7 @@ from rolltape.fingerprint import Part, compare
 from rolltape.key import Key
 from rolltape.policy import Action
 from rolltape.settings import MatchLevel, Settings
-from rolltape.storage import Storage
+from rolltape.storage import Stat, Storage
 from rolltape.tape.call_arguments import Arguments, Difference, Naming, compare_arguments, read_arguments
 from rolltape.tape.expected_dtypes import check_expected
 from rolltape.tape.inputs import Inputs, describe_difference
@@ -45,7 +45,8 @@ T = TypeVar("T", bound=Sized)
 
 @dataclass(frozen=True, slots=True)
 class _Ahead(Generic[T]):
-    key: Key
+    key: Future[Key | None]
+    """What will probably be asked for."""
     future: Future[T | None]
 
 
@@ -61,29 +62,30 @@ class Prefetch(Generic[T]):
         self._read = read
         self._limit = limit
         self._pool = ThreadPoolExecutor(1, "rolltape-prefetch")
+        self._asking = ThreadPoolExecutor(1, "rolltape-prefetch-what")
         self._ahead: dict[tuple[str, str], _Ahead[T]] = {}
         self._lock = threading.Lock()
 
-    def start(self, key: Key) -> None:
-        """Begin to read a recording that will probably be asked for next."""
+    def start(self, after: Key, following: Callable[[], Key | None]) -> None:
+        """Begin to read the recording of this stage that will probably be asked for next."""
         with self._lock:
-            before = self._ahead.pop((key.split, key.stage), None)
+            before = self._ahead.pop((after.split, after.stage), None)
             if before is not None:
                 before.future.cancel()
-            future = self._pool.submit(self._read_ahead, key)
-            self._ahead[key.split, key.stage] = _Ahead(key, future)
+            key = self._asking.submit(following)
+            self._ahead[after.split, after.stage] = _Ahead(key, self._pool.submit(self._read_ahead, key))
 
-    def take(self, key: Key) -> T | None:
-        """The recording, if it was read ahead and not replaced meanwhile."""
+    def take(self, key: Key, seen: Stat | None) -> T | None:
+        """The recording, if it was read ahead and not replaced since; ``seen`` is its file now, if known."""
         with self._lock:
             ahead = self._ahead.pop((key.split, key.stage), None)
         if ahead is None:
             return None
-        if ahead.key != key:
-            ahead.future.cancel()
-            return None
-        found = self._storage.stat(key.path)
         try:
+            if ahead.key.result() != key:
+                ahead.future.cancel()
+                return None
+            found = seen or self._storage.stat(key.path)
             read = ahead.future.result()
         except RolltapeError:  # read before it was there, say: it is read again
             return None
@@ -93,9 +95,13 @@ class Prefetch(Generic[T]):
         """Stop reading ahead and let go of what was read."""
         with self._lock:
             self._ahead.clear()
+        self._asking.shutdown(cancel_futures=True)
         self._pool.shutdown(cancel_futures=True)
 
-    def _read_ahead(self, key: Key) -> T | None:
+    def _read_ahead(self, following: Future[Key | None]) -> T | None:
+        key = following.result()
+        if key is None:
+            return None
         with self._lock:
             done = [a.future for a in self._ahead.values() if a.future.done() and not a.future.cancelled()]
         held = sum(read.nbytes for f in done if f.exception() is None and (read := f.result()) is not None)
@@ -139,12 +145,13 @@ class Player:
         self.played: set[Key] = set()
         """What this run was given."""
 
-    def play(self, call: Call) -> Played:
-        """The recording for this call."""
+    def play(self, call: Call, seen: Stat | None = None) -> Played:
+        """The recording for this call; ``seen``: its file as it was a moment ago, where that is known."""
         started = time.perf_counter()
         decision = call.decision
         source = replace(call.key, step=decision.step if decision.source is None else decision.source)
-        played = (self._ahead.take(source) if self._ahead else None) or self._read(source)
+        now = seen if seen is not None and seen.name == source.path else None
+        played = (self._ahead.take(source, now) if self._ahead else None) or self._read(source)
         where = f"{self._storage.location}/{source.path}"
         if decision.action is Action.SUBSTITUTE:
             log.warning(
@@ -164,10 +171,10 @@ class Player:
         )
         return played
 
-    def read_ahead(self, key: Key) -> None:
+    def read_ahead(self, after: Key, following: Callable[[], Key | None]) -> None:
         """Begin to read what will probably be asked for next."""
         if self._ahead:
-            self._ahead.start(key)
+            self._ahead.start(after, following)
 
     @property
     def reads_ahead(self) -> bool:
