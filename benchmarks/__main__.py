@@ -79,8 +79,15 @@ def serve(folder: Path, rounds: int) -> Part:
     return serve.section(folder, rounds)
 
 
+def store(folder: Path, rounds: int) -> Part:
+    from benchmarks import store
+
+    return store.section(folder, min(rounds, 5))
+
+
 PARTS: dict[str, Callable[[Path, int], Part]] = {
-    part.__name__: part for part in (large, small, arguments, growth, verify, viewer, trl, generation, serve)
+    part.__name__: part
+    for part in (large, small, arguments, growth, verify, viewer, trl, generation, serve, store)
 }
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +12,9 @@ import numpy as np
 import torch
 
 from benchmarks import batches, formats
-from benchmarks.promises import Figure
+from benchmarks.ratios import share, timed, times_faster
+
+__all__ = ["Samples", "check_equal", "extra_memory", "interleaved", "share", "timed", "times_faster"]
 
 
 @dataclass(slots=True)
@@ -61,29 +61,6 @@ def check_equal(batch: formats.Batch, back: formats.Batch) -> None:
             other = back[name]
             if other.dtype != tensor.dtype or not torch.equal(other, tensor):
                 raise AssertionError(f"{name} did not come back as it was")
-
-
-def times_faster(ours: list[float], theirs: list[float]) -> Figure:
-    """How many times faster ours is: by the fastest rounds, and the median of the paired ratios."""
-    pairs = zip(ours, theirs, strict=True)
-    return Figure(min(theirs) / min(ours), statistics.median(b / a for a, b in pairs))
-
-
-def share(ours: list[float], theirs: list[float]) -> Figure:
-    """How many times theirs ours takes, in the same way."""
-    return times_faster(theirs, ours)
-
-
-def timed(action: Callable[[], object], rounds: int) -> list[float]:
-    """Seconds of each call, after one that is not counted."""
-    action()
-    taken = []
-    for _ in range(rounds):
-        gc.collect()
-        started = time.perf_counter()
-        action()
-        taken.append(time.perf_counter() - started)
-    return taken
 
 
 def extra_memory(shape: batches.Shape, folder: Path, name: str) -> int:

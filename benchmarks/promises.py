@@ -66,6 +66,11 @@ PROMISES = (
     Promise("serve", "replay, calls per second", ">=", 2000, "docs/serve.md"),
     Promise("serve", "first answer, seconds after the port is open", "<=", 1, "docs/serve.md"),
     Promise("serve", "memory of a replay, MB", "<=", 700, "docs/serve.md"),
+    Promise("store", "upload of 32 MB, times raw obstore", ">=", 0.8, "docs/scale.md"),
+    Promise("store", "download of 32 MB, times raw obstore", ">=", 0.8, "docs/scale.md"),
+    Promise("store", "upload of small files, times raw obstore", ">=", 0.8, "docs/scale.md"),
+    Promise("store", "download of small files, times raw obstore", ">=", 0.8, "docs/scale.md"),
+    Promise("store", "replay at 20 ms latency, % of a 1 s step", "<=", 5, "docs/scale.md"),
     Promise("generation", "score, times faster than a padded loop", ">=", 1.0, "docs/engines-servers.md"),
 )
 

@@ -33,6 +33,8 @@ class Reads:
 def settle(tape: rolltape.Tape) -> None:
     """Wait until what is being read ahead has been read."""
     prefetch = tape._dispatcher.player._ahead  # type: ignore[union-attr]
+    for plan in list(prefetch._plans.values()) if prefetch else ():
+        plan.exception()
     for ahead in list(prefetch._ahead.values()) if prefetch else ():
         ahead.exception()
 

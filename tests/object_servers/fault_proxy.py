@@ -158,8 +158,8 @@ class FaultProxy:
             behind, upstream = await asyncio.open_connection("127.0.0.1", self.server_port, limit=_LIMIT)
             while await self._exchange(reader, writer, behind, upstream):
                 pass
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
+            pass  # the client or the server went away, or the proxy stops
         finally:
             self._open.discard(writer)
             writer.transport.abort()  # what was written has been drained; nobody waits for a goodbye

@@ -177,11 +177,11 @@ class Dispatcher:
         """The recording in place of a live call; begins to read the one that will probably follow."""
         if call.decision.source is not None:
             self.recorder.writer.wait(replace(call.key, step=call.decision.source).path)
-        played = self.player.play(call)
+        played = self.player.play(call, self.recorder.step_index.seen(call.key))
         if self.out is not None:
             self.out.recorder.note_replayed(played.key.path, played.digest)
         if self.player.reads_ahead:
-            self.player.read_ahead(self._following(call))
+            self._read_ahead(call)
         return played
 
     def beside(
@@ -411,8 +411,8 @@ class Dispatcher:
             else "",
         )
 
-    def _following(self, call: Call) -> Iterator[Key]:
-        """What will probably be asked for: the next calls of the step, then those of the next steps."""
+    def _read_ahead(self, call: Call) -> None:
+        """Begin to read what will probably be asked for next; finding out what that is takes time, too."""
         key = call.key
         if isinstance(key.call, str):
             return
@@ -421,7 +421,11 @@ class Dispatcher:
             if last is not None and key.step > last:
                 stride = key.step - last
             self._strides[key.split, key.stage] = key.step, stride
-        decision = call.decision
+        self.player.read_ahead(key, self._following(call, stride))
+
+    def _following(self, call: Call, stride: int) -> Iterator[Key]:
+        """What will probably be asked for: the next calls of the step, then those of the next steps."""
+        key, decision = call.key, call.decision
         while True:
             again = replace(key, call=int(key.call) + 1)
             if decision.action is Action.REPLAY and self._is_there(again):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from rolltape.batch.digest import Digest
@@ -18,7 +17,7 @@ from rolltape.fingerprint import Part, compare
 from rolltape.key import Key
 from rolltape.policy import Action
 from rolltape.settings import MatchLevel, Settings
-from rolltape.storage import Storage
+from rolltape.storage import Stat, Storage
 from rolltape.tape.call_arguments import Arguments, Difference, Naming, compare_arguments, read_arguments
 from rolltape.tape.expected_dtypes import check_expected
 from rolltape.tape.inputs import Inputs, describe_difference
@@ -70,12 +69,13 @@ class Player:
         """What this run was given."""
         self._substitutes: set[Key] = set()
 
-    def play(self, call: Call) -> Played:
-        """The recording for this call."""
+    def play(self, call: Call, seen: Stat | None = None) -> Played:
+        """The recording for this call; ``seen``: its file as it was a moment ago, where that is known."""
         started = time.perf_counter()
         decision = call.decision
         source = replace(call.key, step=decision.step if decision.source is None else decision.source)
-        played = (self._ahead.take(source) if self._ahead else None) or self._read(source)
+        now = seen if seen is not None and seen.name == source.path else None
+        played = (self._ahead.take(source, now) if self._ahead else None) or self._read(source)
         waited = time.perf_counter() - started
         where = f"{self._storage.location}/{source.path}"
         if decision.action is Action.SUBSTITUTE:
@@ -108,10 +108,10 @@ class Player:
             self._substitutes.add(source)
         self.played.add(source)
 
-    def read_ahead(self, keys: Iterable[Key]) -> None:
+    def read_ahead(self, after: Key, following: Iterator[Key]) -> None:
         """Begin to read what will probably be asked for next, as much of it as is worth while."""
         if self._ahead:
-            self._ahead.start(islice(keys, self._ahead.depth))
+            self._ahead.start(after, following)
 
     def is_read_ahead(self, key: Key) -> bool:
         """Whether this is read, or being read: then it is on the tape."""

@@ -1,20 +1,22 @@
 """Reads recordings before they are asked for: as far ahead as it takes, within a number of bytes.
 
 One step ahead is enough for a disk. Where the trainer had to wait for a recording that was being read, as it
-does where every read takes long and several can be under way at once, the next ones are begun earlier.
+does where every read takes long and several can be under way at once, the next ones are begun earlier. What
+comes next is found out in the background too: that takes a look or two at the tape.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from rolltape.errors import RolltapeError
 from rolltape.key import Key
-from rolltape.storage import Storage
+from rolltape.storage import Stat, Storage
 
 DEEPEST = 8
 """How many recordings of a stage are read ahead at most."""
@@ -42,55 +44,71 @@ class Prefetch(Generic[T]):
     """
 
     def __init__(self, storage: Storage, read: Callable[[Key, int], T | None], limit: int) -> None:
-        self.depth = 1
+        self._depth = 1
         """How many recordings of a stage are worth reading ahead."""
         self._storage = storage
         self._read = read
         self._limit = limit
-        self._pool = ThreadPoolExecutor(DEEPEST, "rolltape-prefetch")
+        self._planning = ThreadPoolExecutor(1, "rolltape-prefetch-what")
+        self._reading = ThreadPoolExecutor(DEEPEST, "rolltape-prefetch")
+        self._plans: dict[tuple[str, str], Future[None]] = {}
+        """Of each stage: whether it is known what comes next."""
         self._ahead: dict[Key, Future[T | None]] = {}
         self._lock = threading.Lock()
 
-    def start(self, keys: Iterable[Key]) -> None:
-        """Begin to read recordings of one stage that will probably be asked for, in this order."""
-        wanted = list(keys)
-        for key in wanted:
-            if key not in self._ahead:
-                with self._lock:
-                    self._ahead[key] = self._pool.submit(self._read_ahead, key)
-        stages = {(key.split, key.stage) for key in wanted}
-        self._drop(lambda key: (key.split, key.stage) in stages and key not in wanted)
+    def start(self, after: Key, following: Iterator[Key]) -> None:
+        """Begin to read the recordings of a stage that will probably be asked for after this one."""
+        stage = after.split, after.stage
+        before = self._plans.get(stage)
+        if before is not None:
+            before.cancel()
+        self._plans[stage] = self._planning.submit(self._plan, stage, following)
 
     def holds(self, key: Key) -> bool:
         """Whether it is read, or being read."""
         return key in self._ahead
 
-    def take(self, key: Key) -> T | None:
-        """The recording, if it was read ahead and not replaced meanwhile."""
-        with self._lock:
-            ahead = self._ahead.pop(key, None)
-        if ahead is None:
-            self._drop(lambda other: (other.split, other.stage) == (key.split, key.stage))  # guessed wrong
-            return None
-        found = self._storage.stat(key.path)
+    def take(self, key: Key, seen: Stat | None) -> T | None:
+        """The recording, if it was read ahead and not replaced since; ``seen`` is its file now, if known."""
+        stage = key.split, key.stage
         started = time.perf_counter()
         try:
+            plan = self._plans.pop(stage, None)
+            if plan is not None:
+                plan.result()
+            with self._lock:
+                ahead = self._ahead.pop(key, None)
+            if ahead is None:
+                self._keep(stage, [])  # the guess was wrong
+                return None
+            found = seen or self._storage.stat(key.path)
             read = ahead.result()
         except RolltapeError:  # it came, or was replaced, since then: whoever asks reads it again
             return None
         if read is not None and time.perf_counter() - started > WORTH_WAITING:
-            self.depth = min(self.depth + 1, DEEPEST)
+            self._depth = min(self._depth + 1, DEEPEST)
         return read if read is None or (found and found.revision == read.revision) else None
 
     def close(self) -> None:
         """Stop reading ahead and let go of what was read."""
+        self._planning.shutdown(cancel_futures=True)
         with self._lock:
             self._ahead.clear()
-        self._pool.shutdown(cancel_futures=True)
+        self._reading.shutdown(cancel_futures=True)
 
-    def _drop(self, unwanted: Callable[[Key], bool]) -> None:
+    def _plan(self, stage: tuple[str, str], following: Iterator[Key]) -> None:
+        wanted: list[Key] = []
+        for key in islice(following, self._depth):
+            wanted.append(key)
+            with self._lock:
+                if key not in self._ahead:
+                    self._ahead[key] = self._reading.submit(self._read_ahead, key)
+        self._keep(stage, wanted)
+
+    def _keep(self, stage: tuple[str, str], wanted: list[Key]) -> None:
+        """Let go of what nobody will ask for."""
         with self._lock:
-            for key in [key for key in self._ahead if unwanted(key)]:
+            for key in [key for key in self._ahead if (key.split, key.stage) == stage and key not in wanted]:
                 self._ahead.pop(key).cancel()
 
     def _read_ahead(self, key: Key) -> T | None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TypeAlias, overload
 
 from rolltape.key import Key
-from rolltape.storage import Storage
+from rolltape.storage import Stat, Storage
 from rolltape.tape.current_run import other_run
 from rolltape.tape.writer import Writer
 
@@ -31,13 +31,22 @@ class StepIndex:
         self._writer = writer
         self._is_others = other_run(storage)
         self._listed: dict[tuple[str, str], dict[_Series, list[int]]] = {}
+        self._seen: dict[tuple[str, str], Stat | None] = {}
+        """What was seen of each stage when it was last asked whether a recording is there."""
         self._lock = threading.Lock()
 
     def holds(self, key: Key) -> bool:
         """Whether this very recording is there."""
         if self._writer.is_pending(key.path):
+            self._seen.pop((key.split, key.stage), None)
             return True
-        return self._storage.exists(key.path) and not (self._is_others and self._is_others(key))
+        found = self._seen[key.split, key.stage] = self._storage.stat(key.path)
+        return found is not None and not (self._is_others and self._is_others(key))
+
+    def seen(self, key: Key) -> Stat | None:
+        """The file as it was when it was just asked for; None if something else was asked for since."""
+        found = self._seen.pop((key.split, key.stage), None)
+        return found if found is not None and found.name == key.path else None
 
     def steps(self, key: Key) -> RecordedSteps:
         """The recorded steps of the call and shard of ``key``."""
