@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -119,7 +120,7 @@ def test_joined_ranges_cover_all_and_do_not_overlap(spans: list[tuple[int, int]]
     for offset, length in spans:
         if length:
             assert any(start <= offset and offset + length <= start + size for start, size in joined)
-    for (start, size), (following, _) in zip(joined, joined[1:], strict=False):
+    for (start, size), (following, _) in pairwise(joined):
         assert following > start + size + gap
 
 
