@@ -24,9 +24,7 @@ def test_an_answer_that_was_lost_is_no_conflict(s3_url: str, s3_proxy: FaultProx
         storage.publish(NAME, [b"mine"], replace=False)
 
 
-def test_a_race_that_was_lost_is_one_though_the_answer_was_lost_too(
-    s3_url: str, s3_proxy: FaultProxy
-) -> None:
+def test_a_lost_race_is_one_though_its_answer_was_lost_too(s3_url: str, s3_proxy: FaultProxy) -> None:
     ObjectStorage(s3_url).publish(NAME, [b"theirs"], replace=False)
     s3_proxy.once("lost", "PUT")
     with pytest.raises(StepExistsError):

@@ -10,12 +10,14 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import obstore
 import pytest
+from obstore.store import from_url
 
 import rolltape
 from rolltape.errors import RolltapeError
 from rolltape.storage import ObjectStorage, Spool, SpooledStorage
-from tests.object_servers.s3 import BUCKET
+from tests.object_servers.s3 import BUCKET, SECRET
 from tests.store.runs import train
 
 SECRETS = ("HUSHHUSHKEYID", "hush/secret+key", "hush-session-token", "hushsig%2Fnature", "hushsig/nature")
@@ -79,13 +81,16 @@ def test_credentials_that_are_refused_are_not_shown(
 def test_a_signature_in_a_url_is_not_shown(
     az_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A SAS token is part of the URL of every request, and obstore's errors show that URL."""
+    """A SAS token is part of the URL of every request; errors of some releases of obstore show that URL."""
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("ROLLTAPE_STORE_DEADLINE", "1")
     for name in ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"):
         monkeypatch.delenv(name, raising=False)
     sas = f"?sv=2023-01-03&ss=b&srt=sco&sp=rwdlac&se=2099-01-01T00:00:00Z&sig={SECRETS[3]}"
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", sas)
+    store = from_url(az_url, client_options={"allow_http": True}, retry_config={"max_retries": 0})
+    with pytest.raises(Exception, match="403"):  # the token is sent
+        obstore.head(store, "x")
     for call in storage_calls(ObjectStorage(az_url)):
         with pytest.raises(RolltapeError) as caught:
             call()
@@ -93,7 +98,7 @@ def test_a_signature_in_a_url_is_not_shown(
     assert_no_secret(caplog.text, "the log")
 
 
-def test_no_command_shows_them(wrong_keys: str, tmp_path: Path) -> None:
+def test_no_command_shows_them(wrong_keys: str) -> None:
     for arguments in (
         ["ls", wrong_keys], ["show", wrong_keys, "0"], ["check", wrong_keys], ["doctor", wrong_keys],
         ["diff", wrong_keys, wrong_keys], ["prune", wrong_keys, "--steps", "0", "--yes"],
@@ -101,18 +106,15 @@ def test_no_command_shows_them(wrong_keys: str, tmp_path: Path) -> None:
         ["run", "--mode", "record", "--dir", f"s3://{SECRETS[0]}:{SECRETS[1]}@{BUCKET}/x", "--", "true"],
     ):  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "-m", "rolltape", *arguments], capture_output=True, cwd=tmp_path, check=False
+            [sys.executable, "-m", "rolltape", *arguments], capture_output=True, check=False
         )
         assert done.returncode != 0, arguments
+        assert b"s3://" in done.stderr + done.stdout or b"az://" in done.stderr
         assert b"Traceback" not in done.stderr
         assert_no_secret(done.stdout + done.stderr, " ".join(arguments[:1]))
 
 
-def test_a_tape_its_spool_and_its_pickles_hold_none(
-    s3_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from tests.object_servers.s3 import KEY, SECRET
-
+def test_a_tape_its_spool_and_its_pickles_hold_none(s3_url: str, tmp_path: Path) -> None:
     storage = SpooledStorage(ObjectStorage(s3_url), Spool(str(tmp_path / "spool"), 2**30))
     with rolltape.Tape(s3_url, mode="record", fingerprint={"seed": 1}) as tape:
         pickles = pickle.dumps(tape) + pickle.dumps(storage) + pickle.dumps(ObjectStorage(s3_url))
@@ -120,7 +122,6 @@ def test_a_tape_its_spool_and_its_pickles_hold_none(
     train(s3_url, "auto", range(2))
     found = ObjectStorage(s3_url)
     on_tape = b"".join(bytes(found.read(stat.name)) for stat in found.everything())
-    for secret in (KEY, SECRET):
-        assert secret.encode() not in pickles
-        assert secret not in shown
-        assert secret.encode() not in on_tape
+    assert SECRET.encode() not in pickles
+    assert SECRET not in shown
+    assert SECRET.encode() not in on_tape

@@ -16,6 +16,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9_.]{1,60})</Code>")
 _JSON_REASON = re.compile(r'"reason"\s*:\s*"([A-Za-z0-9_]{1,60})"')
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+_RANGE = ("Wanted range starting at", "Range started at")
 _METADATA = ("169.254.169.254", "fd00:ec2::254", "metadata.google.internal", "metadata/identity")
 
 
@@ -60,7 +61,7 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(Kind.DENIED, said)
     if any(sign in text for sign in _METADATA):
         return Failure(Kind.NO_CREDENTIALS, "no credentials in the environment, and no instance role answers")
-    if status == 416:
+    if status == 416 or any(sign in text for sign in _RANGE):
         return Failure(Kind.RANGE, said)
     if status == 413 or code == "EntityTooLarge":
         return Failure(Kind.TOO_LARGE, said)
