@@ -12,6 +12,7 @@
     ├── StepExistsError        (FileExistsError)     the step is already on the tape
     ├── StorageError           (OSError)             reading or writing the tape's files failed
     │   ├── TapeReadOnlyError  (PermissionError)     the tape cannot be written
+    │   ├── FileReplacedError                        another file took the place of the one being read
     │   └── DiskFullError                            no space left; says how much was needed
     ├── CorruptFileError       (ValueError)          a file is truncated, altered, or not written by Rolltape
     │   └── MisplacedFileError                       a recording lies where another one belongs
@@ -45,7 +46,7 @@ from typing import Any
 
 __all__ = [
     "BatchError", "ConfigError", "CorruptFileError", "DiskFullError", "EngineError",
-    "EngineUnreachableError", "ExpectationError", "FormatVersionError", "GenerationError",
+    "EngineUnreachableError", "ExpectationError", "FileReplacedError", "FormatVersionError", "GenerationError",
     "KeyNameError", "MemoryLimitError", "MismatchError", "MisplacedFileError", "MissingDependencyError",
     "NoStepError", "NotATapeError",
     "PromptError", "RecordError", "RolltapeError", "StageError", "StaleWeightsError",
@@ -153,6 +154,10 @@ class TapeReadOnlyError(StorageError, PermissionError):
     """The tape cannot be written."""
 
     code = errno.EACCES
+
+
+class FileReplacedError(StorageError):
+    """Another file has taken the place of the one that is being read."""
 
 
 class DiskFullError(StorageError):

@@ -3,14 +3,26 @@
 Knows names and bytes. Knows nothing of steps, batches or Parquet.
 """
 
-from rolltape.storage.contract import BytesLike, Mark, Stat, Storage, Unfinished, check_name, check_prefix
+from rolltape.storage.contract import (
+    BytesLike,
+    Mark,
+    Span,
+    Stat,
+    Storage,
+    Unfinished,
+    check_name,
+    check_prefix,
+)
 from rolltape.storage.local import LocalStorage
 from rolltape.storage.locating import absolute, is_url, joined, storage_at
+from rolltape.storage.objects import ObjectStorage
 
 __all__ = [
     "BytesLike",
     "LocalStorage",
     "Mark",
+    "ObjectStorage",
+    "Span",
     "Stat",
     "Storage",
     "Unfinished",

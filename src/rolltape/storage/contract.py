@@ -22,6 +22,8 @@ from typing import Protocol, TypeAlias
 from rolltape.errors import KeyNameError
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
+Span: TypeAlias = tuple[int, int]
+"""Offset and length."""
 
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 # The longest part that ext4, xfs, btrfs, APFS and NFS accept.
@@ -86,13 +88,26 @@ class Storage(Protocol):
     def append(self, name: str, line: bytes) -> None:
         """Add one line, given without its newline, to ``name``; durable, never mixed with another writer's.
 
+        Only names that end in ``.jsonl`` take lines. The lines of one writer stay in their order.
         If a crash left half a line, that stays as it is; the new text starts on a new line.
         """
 
-    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes | bytearray:
+    def read(
+        self, name: str, offset: int = 0, length: int | None = None, revision: str | None = None
+    ) -> bytes | bytearray:
         """The file's bytes, or ``length`` of them starting at ``offset``.
 
-        Raises StepMissingError if there is no such file, CorruptFileError if it ends too early.
+        Raises StepMissingError if there is no such file, CorruptFileError if it ends too early, and
+        FileReplacedError if ``revision`` is given and the file is another one by now.
+        """
+
+    def read_ranges(self, name: str, spans: Sequence[Span], revision: str | None = None) -> list[memoryview]:
+        """Several ranges of one file, as ``read`` reads each; at once where that is faster."""
+
+    def read_end(self, name: str, length: int, whole: int = 0) -> tuple[Stat, bytes | bytearray]:
+        """The file's last bytes, ``length`` of them or fewer, and its size and revision, of one moment.
+
+        A file of up to ``whole`` bytes is read whole. Raises StepMissingError.
         """
 
     def stat(self, name: str) -> Stat | None:
@@ -151,6 +166,26 @@ def check_name(name: str) -> str:
 def is_name(part: str) -> bool:
     """Whether something in a folder has a name that a file of a tape can have."""
     return _problem(part) is None
+
+
+def check_lines(name: str) -> str:
+    """Return ``name`` if it is a valid name that takes lines, else raise KeyNameError."""
+    if not check_name(name).endswith(".jsonl"):
+        raise KeyNameError(
+            f"{name!r} takes no lines: its name does not end in .jsonl", hint="use a name such as train/metrics.jsonl"
+        )
+    return name
+
+
+def check_span(offset: int, length: int | None) -> None:
+    """Raise ValueError unless a range can be asked for."""
+    if offset < 0 or (length is not None and length < 0):
+        raise ValueError(f"offset {offset} and length {length} must not be negative")
+
+
+def flat(chunks: Sequence[BytesLike]) -> list[memoryview]:
+    """The chunks as plain bytes, uncopied. Empty ones are dropped: some of them cannot be cast."""
+    return [view.cast("B") for view in (memoryview(chunk) for chunk in chunks) if view.nbytes]
 
 
 def check_prefix(prefix: str) -> str:

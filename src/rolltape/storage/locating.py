@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-from rolltape.errors import ConfigError
 from rolltape.storage.contract import Storage
 from rolltape.storage.local import LocalStorage
+from rolltape.storage.objects import ObjectStorage
+from rolltape.storage.store_url import parse_url
 
 
 def is_url(place: str) -> bool:
@@ -21,7 +22,7 @@ def absolute(place: str | os.PathLike[str]) -> str:
     '/runs/base'
     """
     text = os.fspath(place)
-    return text if is_url(text) else os.path.abspath(os.path.expanduser(text))
+    return str(parse_url(text)) if is_url(text) else os.path.abspath(os.path.expanduser(text))
 
 
 def joined(place: str, *parts: str) -> str:
@@ -36,10 +37,4 @@ def joined(place: str, *parts: str) -> str:
 def storage_at(place: str | os.PathLike[str]) -> Storage:
     """The storage of the tape at a place, whether or not there is one."""
     where = absolute(place)
-    if is_url(where):
-        raise ConfigError(
-            "a tape is a local directory; object stores are not supported yet",
-            where=where,
-            hint="record to a directory, and copy it there afterwards",
-        )
-    return LocalStorage(where)
+    return ObjectStorage(where) if is_url(where) else LocalStorage(where)
