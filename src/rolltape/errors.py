@@ -46,7 +46,8 @@ from typing import Any
 
 __all__ = [
     "BatchError", "ConfigError", "CorruptFileError", "DiskFullError", "EngineError",
-    "EngineUnreachableError", "ExpectationError", "FileReplacedError", "FormatVersionError", "GenerationError",
+    "EngineUnreachableError", "ExpectationError", "FileReplacedError", "FormatVersionError",
+    "GenerationError",
     "KeyNameError", "MemoryLimitError", "MismatchError", "MisplacedFileError", "MissingDependencyError",
     "NoStepError", "NotATapeError",
     "PromptError", "RecordError", "RolltapeError", "StageError", "StaleWeightsError",

@@ -172,7 +172,8 @@ def check_lines(name: str) -> str:
     """Return ``name`` if it is a valid name that takes lines, else raise KeyNameError."""
     if not check_name(name).endswith(".jsonl"):
         raise KeyNameError(
-            f"{name!r} takes no lines: its name does not end in .jsonl", hint="use a name such as train/metrics.jsonl"
+            f"{name!r} takes no lines: its name does not end in .jsonl",
+            hint="use a name such as train/metrics.jsonl",
         )
     return name
 

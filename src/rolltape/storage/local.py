@@ -421,4 +421,3 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _stat(name: str, found: os.stat_result) -> Stat:
     return Stat(name, found.st_size, f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}")
-

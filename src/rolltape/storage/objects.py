@@ -1,8 +1,8 @@
 """A tape in an object store: S3 and all that speak it, Google Cloud Storage, Azure Blob Storage.
 
 A file is one object, ``<prefix>/train/rollout/step_000000.parquet``, and publishing it is one request: a put
-that the store refuses where the name is taken. Every put carries the id of its attempt, so that an answer that
-was lost on the way is told from a race that was lost. Nothing is half-written, so there is nothing to clean.
+that the store refuses where the name is taken. Every put carries the id of its attempt, so that an answer
+that was lost on the way is told from a race that was lost. Nothing is half-written, nothing left to clean.
 The names of a tape are known without a listing; where one is listed, it is page by page.
 
 What is needed of a store: a put on the condition that there is no such object, and that what was put is seen
@@ -284,7 +284,6 @@ class ObjectStorage:
 
     def _name(self, key: str) -> str:
         return key.removeprefix(f"{self.url.prefix}/") if self.url.prefix else key
-
 
 
 def _stat(name: str, found: Found) -> Stat:

@@ -1,7 +1,7 @@
 """Requests to an object store: made per process, tried again with back-off until a deadline.
 
-obstore is not safe to use in a process that was forked after its first request: every process has a client of
-its own. Clients are shared by all tapes in one bucket, and made anew when the environment's credentials change.
+obstore is not safe to use in a process that was forked after its first request: every process has clients of
+its own. All tapes in one bucket share them, and they are made anew when the environment's credentials change.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from rolltape.errors import ConfigError, MissingDependencyError
@@ -139,7 +140,11 @@ class StoreClient:
         return self._tried(request, "look it up", key)
 
     def get(
-        self, key: str, span: tuple[int, int] | None = None, revision: str | None = None, most: int | None = None
+        self,
+        key: str,
+        span: tuple[int, int] | None = None,
+        revision: str | None = None,
+        most: int | None = None,
     ) -> tuple[Found, bytes | None]:
         """An object, or the bytes from ``span[0]`` up to ``span[1]``, and what is known about it.
 
@@ -166,7 +171,9 @@ class StoreClient:
             if found.size == 0 or length == 0:
                 return found, b""
             try:
-                return found, self.get(key, (max(found.size - length, 0), found.size), found.revision)[1] or b""
+                return found, self.get(key, (max(found.size - length, 0), found.size), found.revision)[
+                    1
+                ] or b""
             except (Taken, OutOfRange):  # replaced since
                 continue
 
@@ -195,7 +202,9 @@ class StoreClient:
         def request(obs: Any, store: Any) -> Listed:
             answer = obs.list_with_delimiter(store, key or None)
             folders = [str(folder).rstrip("/") for folder in answer["common_prefixes"]]
-            return Listed([_found(meta["path"], meta) for meta in answer["objects"]], folders)
+            # Some stores show an empty object in the place of the folder itself.
+            inside = [meta for meta in answer["objects"] if not key or meta["path"].startswith(f"{key}/")]
+            return Listed([_found(meta["path"], meta) for meta in inside], folders)
 
         return self._tried(request, "list it", key)
 
@@ -206,18 +215,12 @@ class StoreClient:
         """
         after: str | None = None
         while True:
-            page: Sequence[Any] = self._tried(lambda obs, store: self._page(obs, store, key, after), "list it", key)
+            page = self._tried(partial(_page, key, after), "list it", key)
             for meta in page:
                 yield _found(meta["path"], meta)
             if not page:
                 return
             after = page[-1]["path"]
-
-    @staticmethod
-    def _page(obs: Any, store: Any, key: str, after: str | None) -> Sequence[Any]:
-        for page in obs.list(store, key or None, offset=after, chunk_size=1000):
-            return list(page)
-        return []
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; those that are not there are fine."""
@@ -273,6 +276,12 @@ class StoreClient:
         if failure.kind is Kind.PASSING:
             failure = Failure(failure.kind, f"{failure.said}, for {waited:.0f} seconds")
         return explain(failure, doing=doing, where=where, bucket=self.url.bucket, writing=writing)
+
+
+def _page(key: str, after: str | None, obs: Any, store: Any) -> Sequence[Any]:
+    for page in obs.list(store, key or None, offset=after, chunk_size=1000):
+        return list(page)
+    return []
 
 
 class _CutShort(Exception):

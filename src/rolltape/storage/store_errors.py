@@ -63,7 +63,13 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(Kind.RANGE, said)
     if status == 413 or code == "EntityTooLarge":
         return Failure(Kind.TOO_LARGE, said)
-    if name in ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError", "ValueError", "TypeError"):
+    if name in (
+        "NotSupportedError",
+        "InvalidPathError",
+        "UnknownConfigurationKeyError",
+        "ValueError",
+        "TypeError",
+    ):
         return Failure(Kind.FINAL, said)
     if status is not None and 400 <= status < 500 and status not in (408, 409, 425, 429):
         return Failure(Kind.PASSING if code in ("RequestTimeout", "SlowDown") else Kind.FINAL, said)
@@ -73,7 +79,8 @@ def failure_of(error: BaseException) -> Failure:
 def _plain(name: str, text: str) -> str:
     """What failed, where no answer came."""
     for sign, said in (
-        ("timed out", "no answer in time"), ("TimedOut", "no answer in time"), ("Timeout", "no answer in time"),
+        ("timed out", "no answer in time"), ("TimedOut", "no answer in time"),
+        ("Timeout", "no answer in time"),
         ("Connect", "no connection"), ("dns error", "the host is not known"),
         ("Body", "the answer was cut off"), ("Decode", "the answer was cut off"),
         ("error sending request", "the connection was lost"),

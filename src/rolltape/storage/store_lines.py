@@ -5,19 +5,20 @@ The lines of ``train/metrics.jsonl`` are in ``train/.metrics.jsonl/``:
     line-<time>-<writer>-<count>    one line and its newline
     fold-<number>                   a head of one JSON line, then the text of all lines it stands for
 
-- *Time* orders lines: nanoseconds of the writer's clock, never before anything it saw when it began. *Count* is
-  0, 1, 2, … for each writer, which waits for one line before it writes the next, and begins as another writer
-  after one that failed. So the lines of a writer are there without a gap; where a listing shows one, its end
-  was read later than its beginning, and what is behind the gap is left for the next time.
+- *Time* orders lines: nanoseconds of the writer's clock, never before anything it saw when it began. *Count*
+  is 0, 1, 2, … for each writer, which waits for one line before it writes the next, and begins as another
+  writer after one that failed. So the lines of a writer are there without a gap; where a listing shows one,
+  its end was read later than its beginning, and what is behind the gap is left for the next time.
 - The head of a fold says how many lines of every writer it has. Those are not counted again, whether they are
   still there, or come back because a request was repeated.
-- The fold with the highest number holds. Number n + 1 has all that n has: it is made of it, by a put that fails
-  if there is an n + 1 already. Whoever made one looks whether it is the highest before anything is deleted: the
-  highest is never deleted, so one that was made too late is seen to be below, and counts for nothing.
+- The fold with the highest number holds. Number n + 1 has all that n has: it is made of it, by a put that
+  fails if there is an n + 1 already. Whoever made one looks whether it is the highest before anything is
+  deleted: the highest is never deleted, so one that was made too late is seen to be below, and counts for
+  nothing.
 - ``publish`` and ``delete`` are folds as well: of the new text, or of none, instead of what was there before.
   An object of the plain name (a tape that other tools have copied there) holds as long as there is no fold.
 
-So nothing is lost and nothing counts twice, with any number of writers and folders, whenever one of them dies.
+So nothing is lost and nothing counts twice, however many write and fold, whenever one of them dies.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class Head:
     """Bytes of its text."""
     gone: bool = False
     """Whether it says that the file was deleted."""
+    half: bool = False
+    """Whether its text ends within a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,8 @@ def packed_fold(head: Head, text: bytes) -> bytes:
     node |= {"bytes": len(text), "crc": f"{zlib.crc32(text):08x}"}
     if head.gone:
         node["gone"] = True
+    if text and not text.endswith(b"\n"):
+        node["half"] = True
     return json.dumps(node, separators=(",", ":")).encode() + b"\n" + text
 
 
@@ -151,7 +156,8 @@ def parsed_fold(data: bytes, where: str) -> tuple[Head, bytes]:
     try:
         node = json.loads(first)
         writers = {str(writer): int(count) for writer, count in node["writers"].items()}
-        head = Head(writers, int(node["last"]), int(node["bytes"]), bool(node.get("gone", False)))
+        flags = bool(node.get("gone", False)), bool(node.get("half", False))
+        head = Head(writers, int(node["last"]), int(node["bytes"]), *flags)
         if node["crc"] != f"{zlib.crc32(text):08x}" or head.size != len(text):
             raise ValueError("its checksum is wrong")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -248,14 +254,17 @@ class StoreLines:
             if len(seen.lines) < _PAGE or self.seen(name).fold == seen.fold:
                 return seen, text
         raise StorageError(
-            "the file changed every time it was read", where=f"{self._client.url}/{name}", hint="try again"
+            "the file changed every time it was read",
+            where=f"{self._client.url}/{name}",
+            hint="try again",
         )
 
     def size(self, name: str, seen: Seen) -> int:
         """The length of the text."""
         if seen.base is not None and seen.lines and seen.base.size:
             return len(self._text(name, seen))  # whether it ends in a newline decides
-        return (seen.base.size if seen.base else seen.head.size) + sum(line.size for line in seen.lines)
+        text = seen.base.size if seen.base else seen.head.size
+        return text + (seen.head.half and bool(seen.lines)) + sum(line.size for line in seen.lines)
 
     def _text(self, name: str, seen: Seen) -> bytes:
         about = f"{self._client.url}/{name}"
@@ -345,7 +354,9 @@ class StoreLines:
             if self._replace(name, seen, text, gone=False):
                 return True
         raise StorageError(
-            "the file changed every time it was replaced", where=f"{self._client.url}/{name}", hint="try again"
+            "the file changed every time it was replaced",
+            where=f"{self._client.url}/{name}",
+            hint="try again",
         )
 
     def delete(self, name: str) -> None:
@@ -358,7 +369,7 @@ class StoreLines:
                 return
 
     def _replace(self, name: str, seen: Seen, text: bytes, *, gone: bool) -> bool:
-        """Publish the next fold, of this text and all lines that were seen; whether it is the one that holds."""
+        """Publish the next fold, of this text and all lines that were seen; whether it holds."""
         writers = dict(seen.head.writers)
         for line in seen.lines:
             writers[line.writer] = line.count + 1
@@ -397,5 +408,3 @@ class StoreLines:
 
     def _lock(self, name: str) -> threading.Lock:
         return self._locks.setdefault((os.getpid(), name), threading.Lock())
-
-

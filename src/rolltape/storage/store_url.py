@@ -70,7 +70,9 @@ def parse_url(text: str) -> StoreUrl:
         )
     if not _NAME.fullmatch(bucket):
         raise ConfigError(
-            f"the URL names no {SCHEMES[lower]}", where=shown, hint=f"write {lower}://{SCHEMES[lower].upper()}/path"
+            f"the URL names no {SCHEMES[lower]}",
+            where=shown,
+            hint=f"write {lower}://{SCHEMES[lower].upper()}/path",
         )
     parts = [part for part in path.split("/") if part]
     for part in parts:
