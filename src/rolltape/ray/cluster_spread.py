@@ -85,38 +85,37 @@ class RaySpread:
     ) -> Iterator[Result]:
         """What ``work`` makes of each item, in their order."""
         dumps = self._ray.cloudpickle.dumps
-        sent = dumps(NodeWork(work, tuple(look(place) for place in dict.fromkeys(tapes)), os.getcwd()))
+        sent = dumps(NodeWork(work, tuple(look(place) for place in dict.fromkeys(tapes))))
         cpus = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         task = self._task()
         waiting = [dumps(piece) for piece in pieces(items, cpus * PIECES_PER_CPU)]
         asked: list[Any] = []
-        try:
-            for at in range(len(waiting)):
-                while len(asked) < len(waiting) and len(asked) < at + 2 * cpus:
-                    asked.append(task.remote(sent, waiting[len(asked)]))
-                yield from self._get(asked[at])
-                asked[at] = None  # what came out is let go
-        finally:
-            for reference in filter(None, asked):
-                self._ray.cancel(reference)
+        for at in range(len(waiting)):
+            while len(asked) < len(waiting) and len(asked) < at + 2 * cpus:
+                asked.append(task.remote(sent, waiting[len(asked)], os.getcwd()))
+            yield from self._get(asked[at])
+            asked[at] = None  # what came out is let go
+        # After an error the few that were asked for run to their end: Ray 2.60 can end this process where a
+        # task is cancelled at the moment it is done.
 
     def _task(self) -> Any:
         # A function inside a function is sent as it is, so that a node without Rolltape can still say so.
-        def piece(sent: bytes, items: bytes) -> tuple[str, bytes]:
+        def piece(sent: bytes, items: bytes, folder: str) -> tuple[str, bytes]:
             import socket
 
             try:
                 from rolltape.ray.node_work import do
             except ImportError as error:
                 return f"node {socket.gethostname()} cannot import Rolltape: {error}", b""
-            return "", do(sent, items)
+            return "", do(sent, items, folder)
 
         # Where all CPUs are taken for good, by a trainer's actors say, what asks for one would never run.
         free = self._ray.available_resources().get("CPU", 0) >= 1
-        env = {"env_vars": variables()}
-        return self._ray.remote(piece).options(
-            num_cpus=1 if free else 0, max_retries=RETRIES, scheduling_strategy="SPREAD", runtime_env=env
-        )
+        options = {"num_cpus": int(free), "max_retries": RETRIES, "scheduling_strategy": "SPREAD"}
+        known = self._ray.get_runtime_context().runtime_env.get("env_vars") or {}
+        if any(known.get(name) != value for name, value in variables().items()):
+            options["runtime_env"] = {"env_vars": variables()}
+        return self._ray.remote(piece).options(**options)
 
     def _get(self, reference: Any) -> list[Any]:
         try:

@@ -32,8 +32,6 @@ class NodeWork:
 
     work: Callable[[Sequence[Any]], Iterator[Any]]
     tapes: tuple[Sight, ...]
-    folder: str
-    """Where the one who asks works: what people write lies there."""
     version: str = __version__
 
 
@@ -52,14 +50,17 @@ def look(place: str) -> Sight:
         return Sight(place, None)
 
 
-def do(sent: bytes, items: bytes) -> bytes:
-    """Do a piece of work; what comes out, or the error that was raised, as bytes."""
+def do(sent: bytes, items: bytes, folder: str) -> bytes:
+    """Do a piece of work; what comes out, or the error that was raised, as bytes.
+
+    ``folder`` is where the one who asks works: functions that people write lie there.
+    """
     found: list[Any] | Raised
     try:
+        if os.path.isdir(folder) and folder not in sys.path:
+            sys.path.insert(0, folder)
         given: NodeWork = pickle.loads(sent)
         check_node(given)
-        if os.path.isdir(given.folder) and given.folder not in sys.path:
-            sys.path.insert(0, given.folder)
         found = list(given.work(pickle.loads(items)))
     except Exception as error:  # told to the one who asks, as if it had been raised there
         error.__cause__ = error.__context__ = None

@@ -55,8 +55,11 @@ def write(
     given = {"stage": stage, "split": split}
     by = [n for n in ("step", "split", "stage", "call") if n in names and given.get(n) is None]
     writer = StepWriter(storage, manifest, stage, split)
+    cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
     try:
-        dataset.groupby(by).map_groups(writer.write_rows, batch_format="pyarrow").materialize()
+        dataset.groupby(by, num_partitions=2 * cpus).map_groups(
+            writer.write_rows, batch_format="pyarrow"
+        ).materialize()
     except ray.exceptions.RayError as error:
         raise _ours(error) from error
     write_manifest(storage, manifest)
