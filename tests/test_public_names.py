@@ -15,7 +15,8 @@ from tests.stacks import may_lack
 
 NAMES = """
 Action Batch BatchError ConfigError CorruptFileError Decision DiskFullError EngineError
-EngineUnreachableError ExpectationError FormatVersionError GenerationError Key KeyNameError MatchLevel
+EngineUnreachableError ExpectationError FileReplacedError FormatVersionError GenerationError Key KeyNameError
+MatchLevel
 MemoryLimitError MisplacedFileError
 MismatchError MissingDependencyError Mode NoStepError NotATapeError OnError OnMiss Overwrite PromptError
 RecordError Recording Report RolltapeError Run Settings StageError StaleWeightsError StepExistsError

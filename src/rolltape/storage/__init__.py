@@ -14,7 +14,7 @@ from rolltape.storage.contract import (
     check_prefix,
 )
 from rolltape.storage.local import LocalStorage
-from rolltape.storage.locating import absolute, is_url, joined, storage_at
+from rolltape.storage.locating import absolute, is_relative, is_url, joined, placed, storage_at
 from rolltape.storage.objects import ObjectStorage
 
 __all__ = [
@@ -29,7 +29,9 @@ __all__ = [
     "absolute",
     "check_name",
     "check_prefix",
+    "is_relative",
     "is_url",
     "joined",
+    "placed",
     "storage_at",
 ]

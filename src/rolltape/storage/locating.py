@@ -25,6 +25,20 @@ def absolute(place: str | os.PathLike[str]) -> str:
     return str(parse_url(text)) if is_url(text) else os.path.abspath(os.path.expanduser(text))
 
 
+def placed(place: str, base: str) -> str:
+    """The place as it is for a process that was started in the directory ``base``.
+
+    >>> placed("runs/base", "/home/me"), placed("s3://bucket/runs/", "/home/me")
+    ('/home/me/runs/base', 's3://bucket/runs')
+    """
+    return absolute(place) if is_url(place) else os.path.join(base, os.path.expanduser(place))
+
+
+def is_relative(place: str) -> bool:
+    """Whether it depends on the working directory where a place is."""
+    return not (is_url(place) or os.path.isabs(os.path.expanduser(place)))
+
+
 def joined(place: str, *parts: str) -> str:
     """A place inside another.
 

@@ -11,9 +11,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
-from rolltape.errors import ConfigError, MismatchError, NotATapeError, TapeNotFoundError, TapeReadOnlyError
+from rolltape.errors import (
+    ConfigError,
+    MismatchError,
+    NotATapeError,
+    StorageError,
+    TapeNotFoundError,
+    TapeReadOnlyError,
+)
 from rolltape.fingerprint import Part, compare
 from rolltape.policy import Mode, OnMiss, Overwrite
 from rolltape.settings import MatchLevel, Settings
@@ -82,6 +90,8 @@ log = logging.getLogger("rolltape")
 OPENED = "ROLLTAPE_OPENED"
 """The file that `rolltape run` wants to be told in which tapes were opened, and what they replayed."""
 
+_MOST_LOOKED_INTO = 200
+"""Folders in which a tape is looked for, to say where it may be."""
 STALE_AFTER = 24 * 3600.0
 RAY_SESSION = re.compile(r"/(ray/session_[^/]+|session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+)(/|$)")
 """A path inside the folder of a Ray session."""
@@ -209,21 +219,22 @@ def _rewritten(storage: Storage, old: Manifest, new: Manifest) -> Manifest:
 def not_found(storage: Storage) -> TapeNotFoundError | NotATapeError:
     """The error for a place without a tape; says what is there instead."""
     location = storage.location
-    if os.path.isfile(location):
+    if not is_url(location) and os.path.isfile(location):
         return NotATapeError(
             "the tape is a file; a tape is a directory",
             where=location,
             causes=["a file of the tape was named instead of the tape"],
             hint="give the directory that holds tape.json",
         )
-    if not (is_url(location) or os.path.isdir(location)):
+    tapes = _tapes_in(storage) if is_url(location) or os.path.isdir(location) else None
+    there = 0 if tapes is None else sum(1 for _ in recordings(storage))
+    if tapes is None or (is_url(location) and not tapes and not there):
         return TapeNotFoundError(
             "there is no tape here",
             where=location,
             causes=["the path is wrong, or relative to another directory", "the run was never recorded"],
             hint="record it first (mode: record), or list tapes with: rolltape ls DIRECTORY",
         )
-    there = sum(1 for _ in recordings(storage))
     if there:
         return TapeNotFoundError(
             f"tape.json is missing beside {there} recordings",
@@ -231,19 +242,19 @@ def not_found(storage: Storage) -> TapeNotFoundError | NotATapeError:
             causes=["it was deleted", "a copy of the tape did not finish"],
             hint=f"make it anew (or fetch it, with --from COPY): rolltape repair {shlex.quote(location)}",
         )
-    tapes = _tapes_in(location)
     inside = f"it contains tapes: {', '.join(tapes[:5])}" if tapes else "it has no tape.json"
     return TapeNotFoundError(
-        f"this directory is not a tape: {inside}",
+        f"{'this prefix' if is_url(location) else 'this directory'} is not a tape: {inside}",
         where=location,
         hint="give the tape itself" if tapes else "record it first (mode: record)",
     )
 
 
-def _tapes_in(folder: str) -> list[str]:
+def _tapes_in(storage: Storage) -> list[str]:
     try:
-        return sorted(e.name for e in os.scandir(folder) if os.path.isfile(os.path.join(e.path, NAME)))
-    except OSError:  # it may be entered but not listed
+        folders = islice(storage.folders(""), _MOST_LOOKED_INTO)
+        return sorted(folder.rstrip("/") for folder in folders if storage.exists(folder + NAME))
+    except StorageError:  # it may be entered but not listed
         return []
 
 

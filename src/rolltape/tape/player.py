@@ -85,7 +85,7 @@ class Prefetch(Generic[T]):
         found = self._storage.stat(key.path)
         try:
             read = ahead.future.result()
-        except RolltapeError:  # read before it was there, or while it was replaced: whoever asks reads it again
+        except RolltapeError:  # read before it was there, say: it is read again
             return None
         return read if read is None or (found and found.revision == read.revision) else None
 
