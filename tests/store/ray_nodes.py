@@ -15,7 +15,6 @@ from ray.cluster_utils import Cluster
 
 from rolltape.ray.cluster_spread import RaySpread, variables
 
-LOOPBACK = "127.0.0.1"
 QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
 
 
@@ -24,11 +23,10 @@ def nodes(count: int, folder: Path) -> Iterator[Cluster]:
     """A head that does no work and so many nodes of one CPU each, which this process is connected to."""
     before = dict(os.environ)
     os.environ.update(QUIET, RAY_TMPDIR=str(folder))
-    head = {"num_cpus": 0, "include_dashboard": False, "node_ip_address": LOOPBACK}
-    made = Cluster(initialize_head=True, head_node_args=head)
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         for _ in range(count):
-            made.add_node(num_cpus=1, node_ip_address=LOOPBACK)
+            made.add_node(num_cpus=1)
         ray.init(
             address=made.address,
             log_to_driver=False,

@@ -24,7 +24,7 @@ from tests.cli_tapes import damage, file_of, record, run
 from tests.object_servers.fixtures import forget_credentials
 from tests.object_servers.s3 import BUCKET
 from tests.snippets import snippets
-from tests.store.ray_nodes import LOOPBACK, nodes
+from tests.store.ray_nodes import nodes
 
 STEPS = 5
 
@@ -242,7 +242,7 @@ def test_a_node_that_is_lost_while_rows_are_written_costs_nothing(cluster, tape,
         lost = note.read_text().strip()
         node = next(node for node in cluster.worker_nodes if node.node_id == lost)
         cluster.remove_node(node, allow_graceful=False)
-        cluster.add_node(num_cpus=1, node_ip_address=LOOPBACK)
+        cluster.add_node(num_cpus=1)
 
     killer = threading.Thread(target=kill)
     killer.start()

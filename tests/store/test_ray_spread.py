@@ -6,10 +6,10 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import pytest
 import ray
 
@@ -23,12 +23,11 @@ from rolltape.ray.node_work import NodeWork, Sight, check_node
 from rolltape.reader.integrity import inspect
 from rolltape.storage import storage_at
 from rolltape.verify.report.report import to_json
-from tests.cli_tapes import command, damage, file_of, run
+from tests.cli_tapes import command, run
 from tests.object_servers.fixtures import forget_credentials
 from tests.object_servers.s3 import BUCKET
-from tests.store.ray_nodes import LOOPBACK, LosesANode, nodes
-
-STEPS = 9
+from tests.spread_tapes import CANDIDATES, MINE, RERUNS, make_tapes
+from tests.store.ray_nodes import LosesANode, nodes
 
 
 @pytest.fixture(scope="module")
@@ -49,57 +48,9 @@ def cluster(s3_folder, tmp_path_factory):
     shutil.rmtree(f"/tmp/r{os.getpid()}", ignore_errors=True)
 
 
-def train(place, *, wrong: float = 0.0, begins: int = 4, lacks: str = "", **options):
-    """A small run: rollouts of which every other is left-padded, two stages from them, a state, metrics."""
-    rng = np.random.default_rng(7)
-    with rolltape.Tape(place, background=False, **options) as tape:
-        rollout = tape.stage("rollout")(lambda value: value)
-        advantage = tape.stage("advantage", inputs=True)(
-            lambda reward, uid: {"uid": uid, "advantage": reward - reward.mean() + now}
-        )
-        loss = tape.stage("loss")(
-            lambda log_probs, uid: {"uid": uid, "log_probs": log_probs + np.float32(now)}
-        )
-        for step in range(STEPS):
-            now = wrong if step >= begins else 0.0
-            lengths = rng.integers(1, 9, 6)
-            mask = (np.arange(8) < lengths[:, None]).astype(np.int64)
-            batch = {
-                "uid": [f"u{at // 2}" for at in range(6)],
-                "responses": rng.integers(1, 1000, (6, 8)) * mask,
-                "response_mask": mask,
-                "log_probs": (rng.normal(size=(6, 8)) * mask).astype(np.float32),
-                "reward": rng.random(6).astype(np.float16),
-                "text": [f"sample {at} of {step}" for at in range(6)],
-            }
-            with tape.step(step):
-                got = rollout(batch)
-                if lacks != "advantage":
-                    advantage(got["reward"].astype(np.float32), got["uid"])
-                loss(got["log_probs"], got["uid"])
-                tape.log({"loss": 0.5 + now, "grad_norm": 1.0 / (step + 1)})
-    return place
-
-
 @pytest.fixture(scope="module")
 def tapes(tmp_path_factory):
-    """Tapes that differ in several ways."""
-    folder = tmp_path_factory.mktemp("tapes")
-    train(folder / "base", mode="record")
-    train(folder / "same", mode="record")
-    train(folder / "wrong", mode="record", wrong=1e-3)
-    train(folder / "lacks", mode="record", lacks="advantage", wrong=1e-7)
-    train(folder / "base", mode="replay", out=str(folder / "replayed"), stages=["rollout"], wrong=0.25)
-    shutil.copytree(folder / "wrong", folder / "broken")
-    damage(file_of(folder / "broken", 6, "loss"), "log_probs")
-    damage(file_of(folder / "broken", 2), "text")
-    file_of(folder / "broken", 4).unlink()
-    file_of(folder / "broken", 3, "advantage", suffix=".in").unlink()
-    shutil.copy(file_of(folder / "broken", 7), file_of(folder / "broken", 8))
-    (folder / "broken/notes.txt").write_text("mine")
-    with (folder / "broken/train/metrics.jsonl").open("a") as lines:
-        lines.write('{"step": 3')
-    return folder
+    return make_tapes(tmp_path_factory.mktemp("tapes"))
 
 
 def both_ways(*args):
@@ -109,9 +60,7 @@ def both_ways(*args):
     ]
 
 
-@pytest.mark.parametrize(
-    ("candidate", "code"), [("same", 0), ("wrong", 1), ("lacks", 1), ("replayed", 1), ("broken", 2)]
-)
+@pytest.mark.parametrize(("candidate", "code"), CANDIDATES)
 @pytest.mark.parametrize("form", [["--per-step"], ["--json"]])
 def test_a_comparison_is_the_same_on_a_cluster(cluster, tapes, candidate, code, form):
     here, there = both_ways("diff", tapes / "base", tapes / candidate, *form)
@@ -144,19 +93,10 @@ def test_a_check_is_the_same_on_a_cluster(cluster, tapes, tape, form):
 
 def test_stages_are_computed_again_on_a_cluster(cluster, tapes, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(
-        "import numpy as np\n"
-        "def centred(reward, uid):\n"
-        "    return {'advantage': np.float32(reward) - np.float32(reward).mean()}\n"
-        "def fails(reward):\n    raise KeyError('of mine')\n"
-    )
-    for args, code in (
-        (["5", "--json"], None),
-        (["5", "--stage", "advantage", "--fn", "mine:centred"], None),
-        (["5", "--stage", "advantage", "--fn", "mine:fails"], 2),
-        (["5", "--stage", "advantage", "--fn", "mine:centred", "--set", "nope=1"], 2),
-        (["77"], 3),
-    ):
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    for args, code in RERUNS:
         here, there = both_ways("rerun", tapes / "wrong", *args)
         assert here == there
         assert code is None or here[2] == code
@@ -199,9 +139,9 @@ def test_a_node_without_the_tape_says_so(tapes, tmp_path):
 
 def test_an_error_of_a_worker_is_raised_here(cluster, tapes):
     with pytest.raises(CorruptFileError) as there, rolltape.ray.cluster() as spread:
-        rolltape.compare(tapes / "base", tapes / "broken", steps="6", spread=spread)
+        rolltape.compare(tapes / "base", tapes / "damaged", steps="3-", spread=spread)
     with pytest.raises(CorruptFileError) as here:
-        rolltape.compare(tapes / "base", tapes / "broken", steps="6")
+        rolltape.compare(tapes / "base", tapes / "damaged", steps="3-")
     assert str(there.value) == str(here.value)
     assert ray.is_initialized(), "a cluster that was there before stays"
 
@@ -217,12 +157,12 @@ def test_a_lost_node_costs_a_retry_and_not_the_result(cluster, tapes, tmp_path):
     there = rolltape.compare(tapes / "base", tapes / "wrong", spread=spread)
     assert spread.lost
     assert to_json(there) == to_json(rolltape.compare(tapes / "base", tapes / "wrong"))
-    cluster.add_node(num_cpus=1, node_ip_address=LOOPBACK)
+    cluster.add_node(num_cpus=1)
     spread = LosesANode(cluster, tmp_path / "checking")
     storage = storage_at(tapes / "broken")
     assert asdict(inspect(storage, spread=spread)) == asdict(inspect(storage))
     assert spread.lost
-    cluster.add_node(num_cpus=1, node_ip_address=LOOPBACK)
+    cluster.add_node(num_cpus=1)
 
 
 def dies(items):
