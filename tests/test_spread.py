@@ -15,7 +15,7 @@ from tests.spread_tapes import CANDIDATES, MINE, RERUNS, make_tapes
 
 
 class Pieces:
-    """A spread that hands over pieces of so many items as bytes, the last one first, and each of them twice."""
+    """A spread that hands over pieces of so many items as bytes, the last one first, each of them twice."""
 
     def __init__(self, size):
         self.size, self.tapes = size, set()

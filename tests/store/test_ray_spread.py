@@ -110,6 +110,15 @@ def test_a_command_of_its_own_joins_the_cluster_at_an_address(cluster, tapes):
     assert not there.stderr
 
 
+def test_a_cluster_that_is_not_there_is_an_error(tapes):
+    done = subprocess.run(
+        command("check", tapes / "base", "--ray", "127.0.0.1:1"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no Ray cluster answers: ")
+    assert "127.0.0.1:1" in done.stderr
+
+
 def test_a_tape_in_a_store_is_compared_and_checked_on_a_cluster(cluster, tapes, s3_folder):
     for name in ("base", "wrong"):
         target = storage_at(f"{s3_folder}/{name}")

@@ -8,6 +8,7 @@ not tell where it was made.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -49,18 +50,26 @@ def cluster(address: str | None = None) -> Iterator[Spread]:
 
 def _connect(ray: Any, address: str | None) -> None:
     try:
+        _knock(address or os.environ.get("RAY_ADDRESS") or "")
         ray.init(
             address=address,
             log_to_driver=False,
             logging_level="ERROR",
             runtime_env={"env_vars": variables()},
         )
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ClusterError(
             f"no Ray cluster answers: {str(error).strip().splitlines()[0]}",
             where=address or os.environ.get("RAY_ADDRESS"),
             hint="ray status --address ADDRESS tells whether it runs; --ray local starts one here",
         ) from None
+
+
+def _knock(address: str) -> None:
+    """Raise an ``OSError`` where nobody listens: Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def _check_same(ray: Any, address: str | None) -> None:
