@@ -62,7 +62,7 @@ def batch(step):
         "reward": np.linspace(0, 1, 6) + step,
         "hidden": rng.normal(size=(6, 2, 3)),
         "text": [f"é {at} of {step}" for at in range(6)],
-        "extra": [{"turns": at} for at in range(6)],
+        "extra": [{"turns": at} if at % 2 else [at, None] for at in range(6)],
         "rank": np.arange(6),
     }
 
@@ -113,7 +113,7 @@ def test_only_what_is_asked_for_is_read(cluster, tape, tmp_path):
     assert [*rewards[0]] == ["step", "uid", "index", "split", "stage", "call", "rank", "reward"]
     assert len(rewards) == 6 * STEPS
     left = rolltape.ray.read(broken, columns=["log_probs"], where=pc.field("reward") > 3.5).take_all()
-    assert sorted(row["step"] for row in left) == [3, 3, 3, 4, 4, 4, 4, 4, 4] + [99] * 0 + [0] * 6
+    assert sorted(row["step"] for row in left) == [0] * 6 + [3] * 3 + [4] * 6  # step 0 of val
     assert "reward" not in left[0]
     with pytest.raises(Exception, match=r"step_000002\.parquet") as told:
         rolltape.ray.read(broken, columns=["log_probs"]).take_all()
