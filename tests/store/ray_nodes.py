@@ -41,22 +41,37 @@ def nodes(count: int, folder: Path) -> Iterator[Cluster]:
         os.environ.update(before)
 
 
+def stall(note: str) -> None:
+    """Write where this runs, and never end there; another time there is nothing to do."""
+    try:
+        file = os.open(note, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    except FileExistsError:
+        return
+    os.write(file, f"{ray.get_runtime_context().get_node_id()}\n".encode())
+    threading.Event().wait()  # until the node is killed
+
+
+def kill_where(cluster: Cluster, note: Path) -> str:
+    """Wait until something stalls, and kill the node that it stalls on; its id."""
+    pause = threading.Event()
+    while not (note.exists() and note.read_text().endswith("\n")):
+        pause.wait(0.05)
+    lost = note.read_text().strip()
+    node = next(node for node in cluster.worker_nodes if node.node_id == lost)
+    cluster.remove_node(node, allow_graceful=False)
+    return lost
+
+
 @dataclass(frozen=True)
 class Stalls:
-    """Work whose first piece says where it runs, and never ends there; another time it is done."""
+    """Work whose first piece stalls."""
 
     work: Callable[[Sequence[Any]], Iterator[Any]]
     note: str
 
     def __call__(self, items: Sequence[Any]) -> Iterator[Any]:
-        try:
-            file = os.open(self.note, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        except FileExistsError:
-            return self.work(items)
-        os.write(file, f"{ray.get_runtime_context().get_node_id()}\n".encode())
-        os.close(file)
-        threading.Event().wait()  # until the node is killed
-        raise AssertionError
+        stall(self.note)
+        return self.work(items)
 
 
 class LosesANode:
@@ -75,9 +90,4 @@ class LosesANode:
         return iter(found)
 
     def _kill(self) -> None:
-        pause = threading.Event()
-        while not (self.note.exists() and self.note.read_text().endswith("\n")):
-            pause.wait(0.05)
-        self.lost = self.note.read_text().strip()
-        node = next(node for node in self.cluster.worker_nodes if node.node_id == self.lost)
-        self.cluster.remove_node(node, allow_graceful=False)
+        self.lost = kill_where(self.cluster, self.note)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from tests.cli_tapes import damage, file_of, record, run
 from tests.object_servers.fixtures import forget_credentials
 from tests.object_servers.s3 import BUCKET
 from tests.snippets import snippets
-from tests.store.ray_nodes import nodes
+from tests.store.ray_nodes import kill_where, nodes, stall
 
 STEPS = 5
 
@@ -226,29 +227,16 @@ def test_a_task_that_runs_again_changes_nothing(tmp_path):
 def test_a_node_that_is_lost_while_rows_are_written_costs_nothing(cluster, tape, tmp_path):
     note = tmp_path / "note"
 
-    def stall(table: pa.Table) -> pa.Table:
-        try:
-            file = os.open(note, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        except FileExistsError:
-            return table
-        os.write(file, f"{ray.get_runtime_context().get_node_id()}\n".encode())
-        threading.Event().wait()  # until the node is killed
-        raise AssertionError
+    def stalls(table: pa.Table) -> pa.Table:
+        stall(str(note))
+        return table
 
-    def kill() -> None:
-        pause = threading.Event()
-        while not (note.exists() and note.read_text().endswith("\n")):
-            pause.wait(0.05)
-        lost = note.read_text().strip()
-        node = next(node for node in cluster.worker_nodes if node.node_id == lost)
-        cluster.remove_node(node, allow_graceful=False)
-        cluster.add_node(num_cpus=1)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    rows = rolltape.ray.read(tape, columns=["reward", "text"]).map_batches(stall, batch_format="pyarrow")
-    copy = rolltape.ray.write(rows, tmp_path / "copy")
-    killer.join()
+    with ThreadPoolExecutor(1) as killer:
+        lost = killer.submit(kill_where, cluster, note)
+        rows = rolltape.ray.read(tape, columns=["reward", "text"]).map_batches(stalls, batch_format="pyarrow")
+        copy = rolltape.ray.write(rows, tmp_path / "copy")
+        assert lost.result()
+    cluster.add_node(num_cpus=1)
     found = rolltape.compare(tape, copy).comparison.entries
     assert all(str(e.verdict) == "bitwise" for e in found if e.name in ("reward", "text"))
     assert copy.steps() == [*range(STEPS)]
