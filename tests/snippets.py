@@ -66,6 +66,7 @@ ELSEWHERE = {
     "docs/engines-servers.md": "tests/engines/test_rollout_docs.py",
     "docs/generation.md": "tests/engines/test_rollout_docs.py",
     "docs/log-probs.md": "tests/engines/test_rollout_docs.py",
+    "docs/ray.md": "tests/store/test_ray_data.py",
 }
 """Pages whose blocks another test runs as written, with what they take for granted."""
 
@@ -105,6 +106,8 @@ NOT_RUN: dict[tuple[str, str], str] = {
         "docs/metrics.md",
         "import rolltape",
     ): "it needs W&B and TensorBoard; tests/trl/test_loggers.py has both",
+    ("docs/ray.md", "pip install"): NETWORK,
+    ("docs/ray.md", "rolltape diff"): "it needs Ray; tests/store/test_ray_spread.py runs these commands",
     (
         "docs/roll.md",
         "# at the top of",

@@ -37,6 +37,7 @@ Comparison Difference Entry Finding Gate Limits Report Verdict compare compare_t
 """,
     "rolltape.exporting": "Choice Export FORMATS STDOUT export_tape",
     "rolltape.importing": "Report UnsafeDumpError import_dumps read_dump",
+    "rolltape.ray": "ClusterError cluster read write",
     "rolltape.serving": "Server read_options run_server secured serve",
     "rolltape.viewer": "browse export_html serve",
 }

@@ -15,7 +15,7 @@ from rolltape.errors import (
     TapeNotFoundError,
 )
 from rolltape.key import Key, metrics_path
-from rolltape.reader.integrity import Finding, Report, inspect, look_at_recording, wrong_with
+from rolltape.reader.integrity import Finding, inspect, look_at_recording, wrong_with
 from rolltape.storage import Storage
 from rolltape.tape.manifest import NAME, Manifest, digest_of, new_manifest, read_manifest, write_manifest
 from rolltape.tape.opening import not_found
@@ -146,9 +146,8 @@ def _fetch(tape: Storage, copy: Storage, finding: Finding, done: Repair) -> None
 
 
 def _is_sound(copy: Storage, key: Key) -> bool:
-    names = [replace(key, inputs=flag).path for flag in (False, True)]
-    names = [name for name in names if copy.exists(name)]
-    return not list(look_at_recording(copy, key, names, Report("")))
+    partner = copy.exists(replace(key, inputs=not key.inputs).path)
+    return not look_at_recording(copy, key, has_partner=partner).findings
 
 
 def _fetch_metrics(tape: Storage, copy: Storage, name: str, done: Repair) -> None:

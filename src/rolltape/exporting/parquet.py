@@ -6,6 +6,7 @@ different types in different recordings gets one that holds both, text (JSON) if
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,35 +15,47 @@ import pyarrow.parquet as pq
 
 from rolltape.batch import dtypes
 from rolltape.codec.header import StoredColumn
-from rolltape.exporting.table import Piece, Rows, Table, as_json
+from rolltape.exporting.table import OWN, Piece, Rows, Table, as_json
 
 SHARD_BYTES = 500_000_000
 """A new file begins after so many bytes of a split, as they are in memory."""
 
-_OWN = [
-    pa.field("step", pa.int64()), pa.field("uid", pa.string()), pa.field("index", pa.int32()),
-    pa.field("split", pa.string()), pa.field("stage", pa.string()), pa.field("call", pa.string()),
-]  # fmt: skip
+_OWN = {
+    "step": pa.int64(), "uid": pa.string(), "index": pa.int32(), "split": pa.string(), "stage": pa.string(),
+    "call": pa.string(), "rank": pa.int32(),
+}  # fmt: skip
 _WORDS = {
     "text": pa.string(), "bytes": pa.binary(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(),
 }  # fmt: skip
 
 
 class Schema:
-    """One schema for all recordings, from their headers."""
+    """One schema for all recordings, from their headers; ``own`` are the columns that say whose a row is."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: Sequence[str] = OWN) -> None:
+        self._own = own
         self._types: dict[str, pa.DataType] = {}
 
     def add(self, table: Table) -> None:
         """Make room for what a recording has."""
-        for name, column in table.stored().items():
-            kind = _type(column)
+        self._add({name: _type(column) for name, column in table.stored().items()})
+
+    def join(self, other: Schema) -> None:
+        """Make room for all that another has."""
+        self._add(other._types)
+
+    def _add(self, types: Mapping[str, pa.DataType]) -> None:
+        for name, kind in types.items():
             self._types[name] = kind if name not in self._types else _both(self._types[name], kind)
 
     def arrow(self) -> pa.Schema:
         """The schema of every file."""
-        return pa.schema([*_OWN, *(pa.field(name, kind) for name, kind in self._types.items())])
+        return pa.schema(
+            [
+                *((name, _OWN[name]) for name in self._own),
+                *(pa.field(name, kind) for name, kind in self._types.items()),
+            ]
+        )
 
 
 class ParquetFiles:
@@ -60,7 +73,7 @@ class ParquetFiles:
             self._shards[split] = _Shards(self._folder, split, self._schema, limit)
         count = 0
         for piece in table.pieces():
-            self._shards[split].write(_arrow(piece, self._schema))
+            self._shards[split].write(arrow_rows(piece, self._schema))
             count += len(piece.uid)
         return count
 
@@ -141,14 +154,15 @@ def _both(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     return pa.float64() if all(numeric) else pa.string()
 
 
-def _arrow(piece: Piece, schema: pa.Schema) -> pa.Table:
+def arrow_rows(piece: Piece, schema: pa.Schema, own: Sequence[str] = OWN) -> pa.Table:
+    """A row for every sample, with the columns of a schema; null where the recording has no such column."""
     key, size = piece.recording.key, len(piece.uid)
-    own = {"step": key.step, "split": key.split, "stage": key.stage, "call": str(key.call)}
+    said = {"step": key.step, "split": key.split, "stage": key.stage, "call": str(key.call), "rank": key.rank}
     arrays: list[pa.Array] = []
     for field in schema:
-        if field.name in own:
-            arrays.append(pa.array([own[field.name]] * size, field.type))
-        elif field.name in ("uid", "index"):
+        if field.name in own and field.name in said:
+            arrays.append(pa.array([said[field.name]] * size, field.type))
+        elif field.name in own:
             arrays.append(pa.array(getattr(piece, field.name), field.type))
         elif field.name in piece.columns:
             arrays.append(_column(piece.columns[field.name], field.type, size))

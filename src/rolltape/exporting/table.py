@@ -6,7 +6,7 @@ import base64
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,9 @@ def as_json(value: Any) -> str:
 OWN = ("step", "uid", "index", "split", "stage", "call")
 """The columns that say which sample a row is; recorded columns of these names get another one."""
 
+RENAMED = "recorded_"
+"""What that one begins with."""
+
 PIECE = 512
 """Samples that are read at a time."""
 
@@ -120,14 +123,16 @@ class Piece:
 class Table:
     """One recording, to be read as rows; its header at first, the rest as it is asked for."""
 
-    def __init__(self, recording: Recording, wanted: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, recording: Recording, wanted: Sequence[str] | None = None, own: Sequence[str] = OWN
+    ) -> None:
         self.recording = recording
         self._stored = recording.file.stored_columns
-        names = _public_names(list(self._stored))
+        names = _public_names(list(self._stored), own)
         if wanted is not None:
             by_public = {public: name for name, public in names.items()}
             for name in wanted:
-                if name not in by_public and name not in OWN:
+                if name not in by_public and name not in own:
                     hint = f"columns: {', '.join(by_public)}"
                     raise BatchError(f"there is no column {name!r}", where=recording.where, hint=hint)
             names = {by_public[name]: name for name in wanted if name in by_public}
@@ -141,24 +146,29 @@ class Table:
     def pieces(self) -> Iterator[Piece]:
         """All samples, some at a time. Raises before the first if the file is damaged."""
         stored = StoredFile(self.recording, whole=True)
-        file, parts = stored.file, {name: stored.places.part_of(name, masks=True) for name in self.names}
         try:
-            file.verify()
+            stored.file.verify()
         except CorruptFileError as error:
             error.where = error.where or self.recording.where
             raise
-        for start in range(0, file.samples, PIECE):
-            stop = min(start + PIECE, file.samples)
-            uid, index = file.identity(start, stop)
-            read = file.columns(list(self.names), start, stop)
+        for start in range(0, stored.samples, PIECE):
+            yield self.piece(stored, start)
+
+    def piece(self, stored: StoredFile, start: int, only: Collection[str] | None = None) -> Piece:
+        """The samples from one on, ``PIECE`` at most; ``only`` names columns, and no others are read."""
+        stop = min(start + PIECE, stored.samples)
+        names = {n: public for n, public in self.names.items() if only is None or public in only}
+        with stored.located():
+            uid, index = stored.file.identity(start, stop)
+            read = stored.file.columns(list(names), start, stop)
             columns = {}
             for name, column in read.items():
-                part = parts[name]
-                columns[self.names[name]] = _rows(column, None if part is None else part.tokens, start)
-            yield Piece(self.recording, uid, index, columns)
+                part = stored.places.part_of(name, masks=True)
+                columns[names[name]] = _rows(column, None if part is None else part.tokens, start)
+        return Piece(self.recording, uid, index, columns)
 
 
-def _public_names(names: list[str]) -> dict[str, str]:
+def _public_names(names: list[str], own: Sequence[str]) -> dict[str, str]:
     """Short names where they are unique; the uid of the recording is ours already."""
     lasts = Counter(name.rsplit("/", 1)[-1] for name in names)
     found: dict[str, str] = {}
@@ -167,7 +177,7 @@ def _public_names(names: list[str]) -> dict[str, str]:
         public = last if lasts[last] == 1 else name
         if public == "uid":
             continue
-        found[name] = f"recorded_{public}" if public in OWN else public
+        found[name] = f"{RENAMED}{public}" if public in own else public
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rolltape.errors import (
@@ -19,6 +19,7 @@ from rolltape.hooks import hook
 from rolltape.key import Key, metrics_path
 from rolltape.reader.dropped_steps import read_dropped
 from rolltape.reader.listing import NOTES, is_name
+from rolltape.spread import HERE, Spread
 from rolltape.storage import Stat, Storage
 from rolltape.tape.checked_lines import check_line
 from rolltape.tape.manifest import NAME, read_manifest
@@ -63,23 +64,65 @@ Tick = Callable[[Stat], None]
 """Told of every file that is done."""
 
 
-def inspect(storage: Storage, tick: Tick = lambda stat: None) -> Report:
+def inspect(storage: Storage, tick: Tick = lambda stat: None, spread: Spread = HERE) -> Report:
     """Check all of a tape."""
     report = Report(storage.location)
     listed = sorted(storage.everything(), key=lambda stat: stat.name)
     names = {stat.name for stat in listed}
-    for stat in listed:
+    items = [_Listed(stat, _partner(stat.name) in names) for stat in listed]
+    for item, seen in zip(items, spread.over(_LookAt(storage), items, [storage.location]), strict=True):
         report.files += 1
-        report.bytes += stat.size
-        report.findings += _look_at(storage, stat, names, report)
-        tick(stat)
-    report.findings += missing_recordings(storage, names)
+        report.bytes += item.stat.size
+        report.findings += seen.findings
+        report.undecoded += [item.stat.name] if seen.undecoded else []
+        report.anonymous += seen.anonymous
+        tick(item.stat)
+    report.findings += missing_recordings(storage, names, spread)
     unfinished = storage.unfinished(STALE_AFTER)
     report.leftovers, report.in_progress = list(unfinished.stale), unfinished.live
     return report
 
 
-def _look_at(storage: Storage, stat: Stat, names: set[str], report: Report) -> Iterator[Finding]:
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    stat: Stat
+    has_partner: bool
+    """Whether there is what belongs to it: the inputs of a result, the result of inputs."""
+
+
+def _partner(name: str) -> str | None:
+    """The inputs of a result, or the result of inputs; None for files that are no recordings."""
+    key = Key.parse(name)
+    return None if key is None else replace(key, inputs=not key.inputs).path
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a look at one file showed."""
+
+    findings: list[Finding] = field(default_factory=list)
+    undecoded: bool = False
+    """Whether it has values of classes that this process does not know."""
+    anonymous: bool = False
+    """Whether it does not say of which tape it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LookAt:
+    """Looks at files of a tape, one after the other."""
+
+    storage: Storage
+
+    def __call__(self, items: Sequence[_Listed]) -> Iterator[Seen]:
+        for item in items:
+            name = item.stat.name
+            if item.stat.wrong is None and (key := Key.parse(name)) is not None:
+                yield look_at_recording(self.storage, key, has_partner=item.has_partner)
+            else:
+                yield Seen(list(_look_at_other(self.storage, item.stat)))
+
+
+def _look_at_other(storage: Storage, stat: Stat) -> Iterator[Finding]:
     name = stat.name
     split = name.partition("/")[0]
     if stat.wrong is not None:
@@ -88,23 +131,23 @@ def _look_at(storage: Storage, stat: Stat, names: set[str], report: Report) -> I
         yield from _manifest(storage)
     elif is_name(split) and name == metrics_path(split):
         yield from _metrics(storage, name)
-    elif (key := Key.parse(name)) is not None:
-        yield from look_at_recording(storage, key, names, report)
     elif name not in NOTES:  # notes of the comparison, which reads them with care itself
         yield Finding("foreign", name, "no part of a tape has this name; Rolltape never reads it")
 
 
-def missing_recordings(storage: Storage, names: Collection[str]) -> Iterator[Finding]:
+def missing_recordings(storage: Storage, names: Collection[str], spread: Spread = HERE) -> Iterator[Finding]:
     """Recordings that others were made after and that are gone, unless they were dropped on purpose."""
     dropped = read_dropped(storage)
     shards: dict[tuple[str, str, int], list[Key]] = {}
     for key in sorted(filter(None, map(Key.parse, names)), key=call_order):
         if not key.inputs:
             shards.setdefault((key.split, key.stage, key.rank), []).append(key)
+    every = [key for keys in shards.values() for key in keys]
+    before = spread.over(_Before(storage), every, [storage.location])
     for keys in shards.values():
         there = {key.step for key in keys}
         for key in keys:
-            gone = _recorded_before(storage, key, there)
+            gone = _gone_before(key, next(before), there)
             if gone is not None and not any(one.holds(gone) for one in dropped):
                 there.add(gone.step)  # said once
                 what = f"step {gone.step} of {key.split}/{key.stage}"
@@ -115,14 +158,25 @@ def missing_recordings(storage: Storage, names: Collection[str]) -> Iterator[Fin
                 yield Finding("missing", gone.path, text)
 
 
-def _recorded_before(storage: Storage, key: Key, there: Collection[int]) -> Key | None:
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """Reads which step each recording was made after; None where it does not say, or may be gone."""
+
+    storage: Storage
+
+    def __call__(self, keys: Sequence[Key]) -> Iterator[int | None]:
+        for key in keys:
+            try:
+                about = Recording(self.storage, key).about
+            except RolltapeError:  # a damaged one has been found
+                yield None
+            else:
+                yield None if "max_keep" in about else about.previous
+
+
+def _gone_before(key: Key, before: int | None, there: Collection[int]) -> Key | None:
     """The recording that this one was made after, if it is gone from the middle of the tape."""
-    try:
-        about = Recording(storage, key).about
-    except RolltapeError:  # a damaged one has been found
-        return None
-    before = about.previous
-    if before is None or before in there or before < min(there) or "max_keep" in about:
+    if before is None or before in there or before < min(there):
         return None
     return replace(key, step=before, call=key.call if isinstance(key.call, str) else 0)
 
@@ -161,15 +215,19 @@ def wrong_with(line: bytes) -> str | None:
     return None
 
 
-def look_at_recording(
-    storage: Storage, key: Key, names: Collection[str], report: Report
-) -> Iterator[Finding]:
-    """What is wrong with one recording; ``names`` are the files there are."""
-    recording = Recording(storage, key)
+def look_at_recording(storage: Storage, key: Key, *, has_partner: bool) -> Seen:
+    """What is wrong with one recording; ``has_partner``: whether its inputs, or their result, are there."""
+    seen = Seen()
+    seen.findings += _wrong_with_recording(Recording(storage, key), has_partner, seen)
+    return seen
+
+
+def _wrong_with_recording(recording: Recording, has_partner: bool, seen: Seen) -> Iterator[Finding]:
+    key = recording.key
     try:
         recording.verify()
     except (UnknownAdapterError, MissingDependencyError):  # checksums come first, so these are right
-        report.undecoded.append(key.path)
+        seen.undecoded = True
     except MisplacedFileError as error:
         yield Finding("misplaced", key.path, error.what)
         return
@@ -184,8 +242,8 @@ def look_at_recording(
         why = error.what if isinstance(error, RolltapeError) else f"{type(error).__name__}: {error}"
         yield Finding("damaged", key.path, f"it cannot be read: {why}")
         return
-    report.anonymous += recording.about.tape is None
-    yield from _inputs(recording, names)
+    seen.anonymous = recording.about.tape is None
+    yield from _inputs(recording, has_partner)
     if recording.about.circumstances:
         for row, column in hook("differing calls")(recording):  # what knows about calls lies above
             text = f"{column} of call {row} is not what its recorded bytes say"
@@ -208,13 +266,12 @@ def _damaged_columns(recording: Recording) -> Iterator[str]:
             continue
 
 
-def _inputs(recording: Recording, names: Collection[str]) -> Iterator[Finding]:
+def _inputs(recording: Recording, has_partner: bool) -> Iterator[Finding]:
     """Whether a recording has its inputs, and inputs their recording."""
-    key, about = recording.key, recording.about
-    inputs = replace(key, inputs=not key.inputs).path
-    if not key.inputs and about.inputs is not None and inputs not in names:
+    key = recording.key
+    if not key.inputs and recording.about.inputs is not None and not has_partner:
         yield Finding("inputs", key.path, "its inputs were recorded, and their file is missing")
-    if key.inputs and inputs not in names:
+    if key.inputs and not has_partner:
         yield Finding(
             "leftover", key.path, "inputs of a result that is not there; prune --steps removes them"
         )

@@ -56,6 +56,10 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({self.path!r}, {self.title})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What another process is given: where the tape is; what is on it, it sees for itself."""
+        return Run, (self.path, self.storage, self.manifest)
+
     @property
     def location(self) -> str:
         """Where it is, as an absolute path."""

@@ -44,7 +44,7 @@ class StoredFile:
     @cached_property
     def ids(self) -> list[Id]:
         """Who each sample is."""
-        with self._located():
+        with self.located():
             return list(zip(*self.file.identity(), strict=True))
 
     @cached_property
@@ -71,7 +71,7 @@ class StoredFile:
     def bounds(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Where what is stored of each row begins and ends, for a column that has padding."""
         self._load(self.columns[name].bounds)
-        with self._located():
+        with self.located():
             return self._source.bounds(self.columns[name])
 
     def holder(self, name: str) -> str:
@@ -84,7 +84,7 @@ class StoredFile:
     def column(self, name: str) -> Column:
         """One column, expanded."""
         kind = self.columns[name].kind
-        with self._located():
+        with self.located():
             if kind == "objects":
                 return self.file.columns([name])[name]
             self.decode([name])
@@ -92,28 +92,28 @@ class StoredFile:
 
     def cell(self, name: str, row: int) -> Column:
         """One column of one sample; of the rest as little is read as the file allows."""
-        with self._located():
+        with self.located():
             return self.file.columns([name], row, row + 1)[name]
 
     def values(self) -> Iterator[tuple[str, Any]]:
         """What belongs to no sample: numbers and texts as they are, arrays as :class:`Bits`."""
-        with self._located():
+        with self.located():
             found = list(self.file.tree.leaves())
         yield from found
         for name in self.file.stored_wholes:
-            with self._located():
+            with self.located():
                 whole = self.file.whole(name)
             yield name, whole
 
     def _load(self, parts: set[str]) -> None:
-        with self._located():
+        with self.located():
             self._decoded |= self.file.stored(parts - set(self._decoded), 0, self.samples)
 
     def _parts(self, name: str) -> set[str]:
         return {name} if self.columns[name].kind == "objects" else needed(name, self.columns)
 
     @contextmanager
-    def _located(self) -> Iterator[None]:
+    def located(self) -> Iterator[None]:
         """Adds the file to errors about its content."""
         try:
             with decoding():

@@ -77,6 +77,10 @@ class LocalStorage:
         self._ignored: set[str] = set()
         """Links in the place of folders that were told already."""
 
+    def __reduce__(self) -> tuple[type[LocalStorage], tuple[str]]:
+        """What another process is given: the directory."""
+        return LocalStorage, (self.location,)
+
     # -- writing -----------------------------------------------------------------------------------
 
     def check_writable(self) -> None:

@@ -40,6 +40,10 @@ class Recording:
     def __repr__(self) -> str:
         return f"Recording({self.key.path!r}, {self.samples} samples)"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What another process is given: which recording it is, and nothing that was read of it."""
+        return Recording, (self._storage, self.key)
+
     def again(self) -> Recording:
         """The same recording, of which nothing has been read yet."""
         return Recording(self._storage, self.key)

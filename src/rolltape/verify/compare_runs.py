@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from rolltape.batch.arrays import Bits
 from rolltape.errors import StepMissingError
 from rolltape.key import Key
 from rolltape.reader.run import Run
+from rolltape.spread import HERE, Spread
 from rolltape.steps import StepSelector
 from rolltape.tape.dispatcher import STATE
 from rolltape.tape.probe import PREFIX as PROBE
@@ -19,18 +17,8 @@ from rolltape.tape.recording import Recording
 from rolltape.tape.replayed import read_replayed
 from rolltape.tape.step_index import call_order
 from rolltape.verify.align.cut_alike import cut_alike
-from rolltape.verify.align.sides import Sides
-from rolltape.verify.compare_stage import (
-    At,
-    Both,
-    Logged,
-    Rules,
-    compare_metrics,
-    compare_stage,
-    decoded,
-    not_recorded,
-)
-from rolltape.verify.compare_update import as_updates
+from rolltape.verify.compare_stage import At, Logged, Rules, compare_metrics
+from rolltape.verify.compare_steps import CompareSteps, StageSides, StepSides
 from rolltape.verify.comparison import LIVE_STATE, STATES, Comparison, Entry
 from rolltape.verify.measure.verdict import Verdict
 
@@ -42,6 +30,7 @@ def compare_runs(
     steps: StepSelector,
     rules: Rules,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    spread: Spread = HERE,
 ) -> Comparison:
     """Compare all that both tapes have; what only one has is an entry that is not clean.
 
@@ -75,34 +64,32 @@ def compare_runs(
     work = sorted({(step, split) for split, _, step in [*left, *right]} | _logged(metrics, steps))
     work = [(step, split) for step, split in work if step in both_cut]
     known = {*left, *right}
-    keys = [
-        (split, stage, step)
+    items = [
+        StepSides(
+            split,
+            step,
+            [
+                StageSides(stage, left.get((split, stage, step), []), right.get((split, stage, step), []))
+                for stage in order[split]
+                if (split, stage, step) in known
+            ],
+            (split, step) in result.updates,
+        )
         for step, split in work
-        for stage in order[split]
-        if (split, stage, step) in known
     ]
-    with ThreadPoolExecutor(1, "rolltape-compare") as reader:
-        sides = _read_ahead(reader, keys, Sides(baseline, candidate, (left, right)), {*left} & {*right})
-        for at, (step, split) in enumerate(work):
-            progress(at, len(work))
-            limits = partial(rules, step=step)
-            found: list[tuple[Entry, int | None]] = []
-            settings: set[str] = set()
-            for stage in order[split]:
-                key = (split, stage, step)
-                found += [(_is_rewritten(one), -1) for one in sorted_keys(result.rewritten, key)]
-                if key in known:
-                    both = None  # let go before another is read
-                    both = next(sides)
-                    if both is not None and both.match is not None:
-                        result.matched = both.match.how
-                    entries = compare_stage(key, both, limits) if both else [not_recorded(key, key in left)]
-                    if both is not None and stage == STATE and (split, step) in result.updates:
-                        entries = as_updates(entries, both, baseline, limits)
-                        settings = {n for n, v in both.left.values.items() if not isinstance(v, Bits)}
-                    found += [(entry, _event(entry, both)) for entry in entries]
-            result.entries += _without_unused(result, _by_event(found), settings)
-            result.entries += compare_metrics(split, step, *metrics[split], limits)
+    compare_steps = CompareSteps(baseline, candidate, rules)
+    done = spread.over(compare_steps, items, [baseline.location, candidate.location])
+    for at, (step, split) in enumerate(work):
+        progress(at, len(work))
+        this = next(done)
+        result.matched = this.matched or result.matched
+        found: list[tuple[Entry, int | None]] = []
+        for stage in order[split]:
+            key = (split, stage, step)
+            found += [(_is_rewritten(one), -1) for one in sorted_keys(result.rewritten, key)]
+            found += this.entries.get(stage, [])
+        result.entries += _without_unused(result, _by_event(found), this.settings)
+        result.entries += compare_metrics(split, step, *metrics[split], partial(rules, step=step))
     progress(len(work), len(work))
     return result
 
@@ -140,19 +127,6 @@ def _is_rewritten(key: Key) -> Entry:
     return Entry(key.split, key.step, key.stage, "", Verdict.INCOMPARABLE, note=note)
 
 
-def _event(entry: Entry, both: Both | None) -> int | None:
-    """Which event of the step an entry is about: the call that its first place is in, else the first one."""
-    if both is None:
-        return None
-    files = both.left.files
-    file = files[0]
-    if entry.first is not None:
-        file = both.left.locate(entry.first.row)[0]
-    elif len(files) > 1 and (call := re.match(r"call (\d+): ", entry.name)):
-        file = files[min(int(call[1]), len(files) - 1)]
-    return file.recording.about.order
-
-
 def _by_event(found: list[tuple[Entry, int | None]]) -> list[Entry]:
     """Findings in the order of their events, where every one is known: calls of stages may alternate."""
     wrong = [at for at, (entry, _) in enumerate(found) if not entry.verdict.clean]
@@ -164,7 +138,7 @@ def _by_event(found: list[tuple[Entry, int | None]]) -> list[Entry]:
     return entries
 
 
-def _without_unused(result: Comparison, entries: list[Entry], settings: set[str]) -> list[Entry]:
+def _without_unused(result: Comparison, entries: list[Entry], settings: frozenset[str]) -> list[Entry]:
     """The entries of a step, but for a first state that differs where nothing that follows from it does.
 
     Then the run was given the recorded state, whatever weights it began with. Settings stay, such as a weight
@@ -186,25 +160,6 @@ def _without_unused(result: Comparison, entries: list[Entry], settings: set[str]
         return entries
     result.unused += began
     return [entry for entry in entries if entry not in began]
-
-
-def _read_ahead(
-    reader: ThreadPoolExecutor, keys: Sequence[At], sides: Sides, common: set[At]
-) -> Iterator[Both | None]:
-    """Both sides of one stage after the other, the next being read while one is compared.
-
-    None stands for a stage that only one of them has.
-    """
-
-    def both(key: At) -> Both | None:
-        return decoded(*sides.at(*key)) if key in common else None
-
-    ahead = reader.submit(both, keys[0]) if keys else None
-    for following in [*keys[1:], None]:
-        if ahead is not None:
-            read = [ahead.result()]
-            ahead = reader.submit(both, following) if following else None
-            yield read.pop()  # kept by whoever asked, and no longer
 
 
 def _by_step(run: Run, steps: StepSelector) -> dict[At, list[Recording]]:

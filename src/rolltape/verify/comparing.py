@@ -15,6 +15,7 @@ from rolltape.errors import ConfigError, MissingDependencyError
 from rolltape.reader import run as reader
 from rolltape.reader.run import Run
 from rolltape.reader.tokenizer import load_tokenizer, token_texts
+from rolltape.spread import HERE, Spread
 from rolltape.steps import ALL_STEPS, StepSelector
 from rolltape.storage import Storage
 from rolltape.verify.compare_runs import compare_runs
@@ -35,6 +36,7 @@ def compare(
     steps: object = None,
     tokenizer: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    spread: Spread = HERE,
 ) -> Report:
     """Compare two tapes: every stage and every metric, by step, sample and token.
 
@@ -48,6 +50,7 @@ def compare(
         tokenizer: A model's folder or a ``tokenizer.json``, to show tokens as text. Without one, that of the
             model which the baseline names, where it is on this machine.
         progress: Told how many steps are done, and of how many.
+        spread: Where steps are compared: in this process, or on the nodes of ``rolltape.ray.cluster()``.
     """
     ours, theirs = (tape if isinstance(tape, Run) else reader.open(tape) for tape in (baseline, candidate))
     if ours.replays(theirs) and not theirs.replays(ours):
@@ -70,6 +73,7 @@ def compare(
         steps=ALL_STEPS if steps is None else StepSelector.parse(steps),
         rules=partial(rules.limits, floor=floor),
         progress=progress,
+        spread=spread,
     )
     compared.set_apart(lambda entry: is_apart(entry, rules))
     compared.allow(rules.allows)

@@ -10,10 +10,12 @@ import click
 from rolltape.cli.arguments import TapePath, json_option
 from rolltape.cli.output import Exit, Screen, complain, new_table, print_json
 from rolltape.cli.progress import step_bar
+from rolltape.cli.spreading import SpreadCommand, ray_option, spread_by
 from rolltape.reader.integrity import Report, inspect
 from rolltape.reader.listing import find_tapes
 from rolltape.reader.wording import counted
 from rolltape.rich_text import shown
+from rolltape.spread import Spread
 from rolltape.storage import Stat, storage_at
 from rolltape.tape.summary import amount
 from rolltape.tape_repair import MENDED
@@ -21,10 +23,11 @@ from rolltape.tape_repair import MENDED
 _STYLES = {"damaged": "bold red", "misplaced": "red", "inputs": "red", "metrics": "red"}
 
 
-@click.command("check", short_help="Verify every file of a tape.")
+@click.command("check", cls=SpreadCommand, short_help="Verify every file of a tape.")
 @click.argument("tapes", metavar="[TAPE]...", nargs=-1, type=TapePath())
+@ray_option
 @json_option
-def command(tapes: tuple[str, ...], as_json: bool) -> Exit:
+def command(tapes: tuple[str, ...], ray: str | None, as_json: bool) -> Exit:
     """Read every file of each TAPE (default: the tapes here), compare every checksum, decode everything.
 
     Reports damaged files with their columns, recordings under a wrong name, missing inputs, damaged lines
@@ -32,7 +35,8 @@ def command(tapes: tuple[str, ...], as_json: bool) -> Exit:
     be a directory of tapes. Nothing is changed: `rolltape prune` removes leftovers.
     """
     found = [path for root in tapes or (".",) for path in find_tapes(root).tapes]
-    reports = [_checked(path) for path in dict.fromkeys(found)]
+    with spread_by(ray if found else None) as spread:
+        reports = [_checked(path, spread) for path in dict.fromkeys(found)]
     if as_json:
         print_json({"tapes": [asdict(report) for report in reports]})
     else:
@@ -44,7 +48,7 @@ def command(tapes: tuple[str, ...], as_json: bool) -> Exit:
     return Exit.FINDINGS if any(report.findings for report in reports) else Exit.CLEAN
 
 
-def _checked(path: str) -> Report:
+def _checked(path: str, spread: Spread) -> Report:
     storage = storage_at(path)
     total, done = sum(stat.size for stat in storage.everything()), 0
     with step_bar(storage.location) as told:
@@ -54,7 +58,7 @@ def _checked(path: str) -> Report:
             done += stat.size
             told(done, total)
 
-        return inspect(storage, tick)
+        return inspect(storage, tick, spread)
 
 
 def _print_report(report: Report) -> None:

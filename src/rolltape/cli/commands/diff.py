@@ -11,6 +11,7 @@ from rolltape.cli.arguments import TapePath, json_option, steps_filter
 from rolltape.cli.diff_text import print_findings, print_report
 from rolltape.cli.output import Exit, complain, print_json
 from rolltape.cli.progress import step_bar
+from rolltape.cli.spreading import SpreadCommand, ray_option, spread_by
 from rolltape.steps import StepSelector
 from rolltape.verify import Report, compare
 from rolltape.verify.report.ci_formats import junit, summary, workflow_commands
@@ -19,7 +20,7 @@ from rolltape.verify.report.report import to_json
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command("diff", short_help="Name the first place where two runs part.")
+@click.command("diff", cls=SpreadCommand, short_help="Name the first place where two runs part.")
 @click.argument("baseline", type=TapePath())
 @click.argument("candidate", type=TapePath())
 @steps_filter
@@ -34,11 +35,12 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--github", is_flag=True, help="Annotate a GitHub workflow, and write its step summary.")
 @click.option("--shadow", is_flag=True, help="Report findings, and exit with 0 all the same.")
+@ray_option
 @json_option
 def command(
     baseline: str, candidate: str, steps: StepSelector, per_step: bool, gate_file: Path | None,
     junit_file: Path | None, html_file: Path | None, tokenizer: str | None, github: bool, shadow: bool,
-    as_json: bool,
+    ray: str | None, as_json: bool,
 ) -> Exit:  # fmt: skip
     """Compare two tapes: every stage and every metric, by step, sample and token.
 
@@ -47,8 +49,16 @@ def command(
     inputs matched, what changed around them, the chain of stages, and a likely cause where the pattern is
     a known one.
     """
-    with step_bar("comparing") as tick:
-        report = compare(baseline, candidate, gate=gate_file, steps=steps, tokenizer=tokenizer, progress=tick)
+    with spread_by(ray) as spread, step_bar("comparing") as tick:
+        report = compare(
+            baseline,
+            candidate,
+            gate=gate_file,
+            steps=steps,
+            tokenizer=tokenizer,
+            progress=tick,
+            spread=spread,
+        )
     if junit_file:
         junit_file.write_text(junit(report), encoding="utf-8")
     if html_file:

@@ -11,6 +11,7 @@ import click
 from rolltape.cli.arguments import Name, Step, Steps, tape_argument
 from rolltape.cli.diff_text import STYLES
 from rolltape.cli.output import Exit, Screen, complain, print_json
+from rolltape.cli.spreading import SpreadCommand, ray_option, spread_by
 from rolltape.reader.run import Run, open
 from rolltape.rich_text import shown
 from rolltape.steps import StepSelector
@@ -18,10 +19,11 @@ from rolltape.verify.report.report import entry_json
 from rolltape.verify.report.sentence import how_much, where
 from rolltape.verify.report.token_lookup import Tokens
 from rolltape.verify.rerun.formulas import FORMULAS
-from rolltape.verify.rerun.recompute import Fit, Rerun, accepts, formula_for, rerun
+from rolltape.verify.rerun.recompute import Rerun, function_of
+from rolltape.verify.rerun.rerun_stages import RerunStages
 
 
-@click.command("rerun", short_help="Compute a recorded stage again, and compare.")
+@click.command("rerun", cls=SpreadCommand, short_help="Compute a recorded stage again, and compare.")
 @tape_argument
 @click.argument("step", type=Step())
 @click.option(
@@ -31,10 +33,11 @@ from rolltape.verify.rerun.recompute import Fit, Rerun, accepts, formula_for, re
 @click.option("--set", "options", multiple=True, metavar="NAME=VALUE", help="An argument of the function.")
 @click.option("--sample", "samples", type=Steps(), help="Only these samples, as in 3 or 0-7.")
 @click.option("--split", type=Name(), default="train", show_default=True, help="The split.")
+@ray_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and no table.")
 def command(
     tape: str, step: int, stage: str | None, function: str | None, options: tuple[str, ...],
-    samples: StepSelector | None, split: str, as_json: bool,
+    samples: StepSelector | None, split: str, ray: str | None, as_json: bool,
 ) -> Exit:  # fmt: skip
     """Compute the stages of STEP again from what is on TAPE, and compare with what was recorded.
 
@@ -47,23 +50,24 @@ def command(
     names = [stage] if stage else _stages(run, split, step)
     for name in names or ["rollout"]:
         run.samples(step, name, split)  # raises, with what there is, where the step was not recorded
+    if function:
+        function_of(function)  # what is wrong with the name is told before anything is computed
+    again = RerunStages(run, split, step, function, given, bool(stage), samples)
     done: list[Rerun] = []
     left_out: dict[str, str] = {}
-    for name in names:
-        fit = Fit(function) if function else formula_for(run, split, step, name, given)
-        formula = fit.formula
-        if formula is not None:
-            mine = {option: value for option, value in given.items() if stage or accepts(formula, option)}
-            if unknown := [option for option in mine if not accepts(formula, option)]:
-                raise click.UsageError(f"{formula} has no argument {', '.join(unknown)}")
-            done.append(rerun(run, split, step, name, formula, mine, samples))
-        elif stage:
-            raise click.UsageError(
-                f"stage {name!r}: {fit.reason or 'no built-in formula is for it'}; give --fn"
-            )
-        elif fit.reason:
-            left_out[name] = fit.reason
-            complain(f"note: stage {name!r} is not computed again: {fit.reason}")
+    with spread_by(ray) as spread:
+        for one in spread.over(again, names, [run.location]):
+            if isinstance(one, Rerun):
+                done.append(one)
+            elif one.unknown:
+                raise click.UsageError(f"{one.function} has no argument {', '.join(one.unknown)}")
+            elif stage:
+                raise click.UsageError(
+                    f"stage {one.stage!r}: {one.reason or 'no built-in formula is for it'}; give --fn"
+                )
+            elif one.reason:
+                left_out[one.stage] = one.reason
+                complain(f"note: stage {one.stage!r} is not computed again: {one.reason}")
     if not done:
         complain(f"nothing to compute again at step {step}: no built-in formula fits; give --stage and --fn")
         if as_json:
