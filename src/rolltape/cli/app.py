@@ -23,7 +23,7 @@ from rolltape.errors import RolltapeError, StepMissingError
 COMMANDS = {
     name: name
     for name in (
-        "ls show view browse check repair diff noise accept rerun cut redact doctor prune run serve"
+        "ls show view browse check repair diff noise accept rerun cut redact doctor prune compact run serve"
     ).split()
 }
 COMMANDS |= {"import": "import_", "export": "export", "demo": "demo", "completion": "shell_completion"}

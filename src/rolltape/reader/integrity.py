@@ -19,12 +19,13 @@ from rolltape.hooks import hook
 from rolltape.key import Key, metrics_path
 from rolltape.reader.dropped_steps import read_dropped
 from rolltape.reader.listing import NOTES, is_name
-from rolltape.storage import Stat, Storage
+from rolltape.storage import SegmentedStorage, Stat, Storage
 from rolltape.tape.checked_lines import check_line
 from rolltape.tape.manifest import NAME, read_manifest
 from rolltape.tape.metrics import read_line
 from rolltape.tape.opening import STALE_AFTER
 from rolltape.tape.recording import Recording
+from rolltape.tape.segments import check_segment
 from rolltape.tape.step_index import call_order
 
 
@@ -33,7 +34,9 @@ class Finding:
     """One thing that is not as it should be."""
 
     kind: str
-    """``damaged``, ``missing``, ``misplaced``, ``inputs``, ``metrics``, ``foreign`` or ``leftover``."""
+    """``damaged``, ``missing``, ``misplaced``, ``inputs``, ``metrics``, ``segment``, ``foreign``
+    or ``leftover``.
+    """
     file: str
     """Relative to the tape."""
     message: str
@@ -74,6 +77,7 @@ def inspect(storage: Storage, tick: Tick = lambda stat: None) -> Report:
         report.findings += _look_at(storage, stat, names, report)
         tick(stat)
     report.findings += missing_recordings(storage, names)
+    report.findings += _segments(storage)
     unfinished = storage.unfinished(STALE_AFTER)
     report.leftovers, report.in_progress = list(unfinished.stale), unfinished.live
     return report
@@ -125,6 +129,17 @@ def _recorded_before(storage: Storage, key: Key, there: Collection[int]) -> Key 
     if before is None or before in there or before < min(there) or "max_keep" in about:
         return None
     return replace(key, step=before, call=key.call if isinstance(key.call, str) else 0)
+
+
+def _segments(storage: Storage) -> Iterator[Finding]:
+    """Segments whose end other tools cannot rely on. Their recordings have been looked at one by one."""
+    if not isinstance(storage, SegmentedStorage):
+        return
+    for name in storage.index().segments:
+        try:
+            check_segment(storage, name)
+        except RolltapeError as error:
+            yield Finding("segment", name, f"as one Parquet file it cannot be read: {error.what}")
 
 
 def _manifest(storage: Storage) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import os
 from rolltape.errors import ConfigError
 from rolltape.storage.contract import Storage
 from rolltape.storage.local import LocalStorage
+from rolltape.storage.segmented import SegmentedStorage
 
 
 def is_url(place: str) -> bool:
@@ -33,9 +34,12 @@ def joined(place: str, *parts: str) -> str:
     return "/".join([place.rstrip("/"), *parts]) if is_url(place) else os.path.join(place, *parts)
 
 
-def storage_at(place: str | os.PathLike[str]) -> Storage:
+def storage_at(place: str | os.PathLike[str]) -> SegmentedStorage:
     """The storage of the tape at a place, whether or not there is one."""
-    where = absolute(place)
+    return SegmentedStorage(_files_at(absolute(place)))
+
+
+def _files_at(where: str) -> Storage:
     if is_url(where):
         raise ConfigError(
             "a tape is a local directory; object stores are not supported yet",

@@ -21,6 +21,9 @@ from rolltape.tape.missing import ranges
 from rolltape.tape.opening import STALE_AFTER
 from rolltape.tape.summary import amount
 
+_PORTION = 10_000
+"""Files that are deleted at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
@@ -125,8 +128,9 @@ def _delete(tape: Run, chosen: list[Doomed]) -> None:
     for doom in chosen:
         split, _, stage = doom.stage.partition("/")
         note_dropped(tape.storage, Dropped(str(StepSelector.parse(doom.steps)), split, stage))
-    for name in track(files, "deleting", console=screen, transient=True, disable=not screen.is_terminal):
-        tape.storage.delete(name)
+    portions = [files[at : at + _PORTION] for at in range(0, len(files), _PORTION)]
+    for some in track(portions, "deleting", console=screen, transient=True, disable=not screen.is_terminal):
+        tape.storage.delete_all(some)
     leftovers = tape.storage.clean(STALE_AFTER)
     removed = [f"deleted {_total(chosen)}"] if files else []
     removed += [f"removed {counted(leftovers, 'leftover')} of processes that are gone"] if leftovers else []
