@@ -4,16 +4,34 @@ Knows names and bytes, and that some files are ranges of others (segments). Know
 Parquet.
 """
 
-from rolltape.storage.contract import BytesLike, Mark, Stat, Storage, Unfinished, check_name, check_prefix
+from rolltape.storage.contract import (
+    BytesLike,
+    Mark,
+    Pending,
+    Span,
+    Stat,
+    Storage,
+    Unfinished,
+    check_name,
+    check_prefix,
+)
 from rolltape.storage.local import LocalStorage
-from rolltape.storage.locating import absolute, is_url, joined, storage_at
+from rolltape.storage.locating import absolute, is_relative, is_url, joined, placed, storage_at
+from rolltape.storage.objects import ObjectStorage
 from rolltape.storage.segmented import SegmentedStorage, has_segments
+from rolltape.storage.spool import Spool
+from rolltape.storage.spooled import SpooledStorage
 
 __all__ = [
     "BytesLike",
     "LocalStorage",
     "Mark",
+    "ObjectStorage",
+    "Pending",
     "SegmentedStorage",
+    "Span",
+    "Spool",
+    "SpooledStorage",
     "Stat",
     "Storage",
     "Unfinished",
@@ -21,7 +39,9 @@ __all__ = [
     "check_name",
     "check_prefix",
     "has_segments",
+    "is_relative",
     "is_url",
     "joined",
+    "placed",
     "storage_at",
 ]

@@ -24,8 +24,24 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
-from rolltape.errors import CorruptFileError, RolltapeError, StepExistsError, StepMissingError
-from rolltape.storage.contract import BytesLike, Mark, Stat, Storage, Unfinished
+from rolltape.errors import (
+    CorruptFileError,
+    RolltapeError,
+    StepExistsError,
+    StepMissingError,
+    StoreUnreachableError,
+)
+from rolltape.storage.contract import (
+    BytesLike,
+    Mark,
+    Pending,
+    Span,
+    Stat,
+    Storage,
+    Unfinished,
+    check_span,
+)
+from rolltape.storage.file_errors import cut_short, replaced
 from rolltape.storage.segment_index import (
     FOLDER,
     NONE,
@@ -36,6 +52,7 @@ from rolltape.storage.segment_index import (
     made_at,
     read_index,
 )
+from rolltape.storage.spooled import SpooledStorage
 
 T = TypeVar("T")
 
@@ -53,6 +70,8 @@ class SegmentedStorage:
     def __init__(self, files: Storage) -> None:
         self.files = files
         """Where files, segments and indexes are."""
+        self._store = files.remote if isinstance(files, SpooledStorage) else files
+        """Where processes agree on an index: never by a spool, which tells later who was first."""
         self._index = NONE
         self._seen: tuple[int, str] = (0, "")
         """Which index that is, of which revision."""
@@ -82,7 +101,12 @@ class SegmentedStorage:
             now, mark = time.monotonic(), self.files.mark(FOLDER)
             believed = not newest and now - self._asked <= FRESH
             if not (believed if mark is None else mark.settled and mark == self._mark):
-                self._load()
+                try:
+                    self._load()
+                except StoreUnreachableError:
+                    if not isinstance(self.files, SpooledStorage):
+                        raise
+                    now = time.monotonic()  # who records does not wait for a store that is away
                 self._asked, self._mark = now, mark
             return self._index
 
@@ -100,42 +124,44 @@ class SegmentedStorage:
                 return index
             name = index_name(new.generation)
             try:
-                self.files.publish(name, [new.to_bytes()], replace=False)
+                self._store.publish(name, [new.to_bytes()], replace=False)
             except StepExistsError:
                 continue
             generations = self._generations()
             if generations[-1] > new.generation:  # others were far ahead, and had removed that of this number
-                self.files.delete(name)
+                self._store.delete(name)
                 continue
-            self.files.delete_all([index_name(old) for old in generations if old < index.generation])
+            self._store.delete_all([index_name(old) for old in generations if old < index.generation])
             return self.index(newest=True)
 
     def replace_index(self, index: SegmentIndex) -> None:
         """Publish an index whatever the newest is, which may be one that cannot be read."""
         generation = max(self._generations(), default=0) + 1
-        self.files.publish(index_name(generation), [index.numbered(generation).to_bytes()], replace=False)
+        self._store.publish(index_name(generation), [index.numbered(generation).to_bytes()], replace=False)
 
     def _generations(self) -> list[int]:
-        return sorted(n for name in self.files.names(FOLDER) if (n := generation_of(name)) is not None)
+        return sorted(n for name in self._store.names(FOLDER) if (n := generation_of(name)) is not None)
 
     def _load(self) -> None:
+        if isinstance(self.files, SpooledStorage) and self.files.away:
+            return
         for _ in range(_TRIES):
             generation = max(self._generations(), default=0)
             name = index_name(generation)
-            found = self.files.stat(name) if generation else None
+            found = self._store.stat(name) if generation else None
             seen = generation, found.revision if found else ""
             if seen == self._seen:
                 return
             try:
-                self._index = self._read(name, generation) if generation else NONE
+                self._index = self._read_index(name, generation) if generation else NONE
             except StepMissingError:  # a newer one has taken its place
                 continue
             self._seen = seen
             return
         raise _unsteady(self.location)
 
-    def _read(self, name: str, generation: int) -> SegmentIndex:
-        data = self.files.read(name)
+    def _read_index(self, name: str, generation: int) -> SegmentIndex:
+        data = self._store.read(name)
         try:
             return read_index(data, generation)
         except RolltapeError as error:
@@ -145,49 +171,74 @@ class SegmentedStorage:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes | bytearray:
-        if offset < 0 or (length is not None and length < 0):
-            raise ValueError(f"offset {offset} and length {length} must not be negative")
+    def read(
+        self, name: str, offset: int = 0, length: int | None = None, revision: str | None = None
+    ) -> bytes | bytearray:
+        check_span(offset, length)
+
+        def in_segment(place: Place) -> bytes | bytearray:
+            wanted = max(place.size - offset, 0) if length is None else length
+            self._check_range(name, place, (offset, wanted), revision)
+            return self.files.read(place.segment, place.offset + offset, wanted)
+
+        return self._read(name, lambda: self.files.read(name, offset, length, revision), in_segment)
+
+    def read_ranges(self, name: str, spans: Sequence[Span], revision: str | None = None) -> list[memoryview]:
+        def in_segment(place: Place) -> list[memoryview]:
+            for span in spans or [(0, 0)]:
+                self._check_range(name, place, span, revision)
+            moved = [(place.offset + offset, length) for offset, length in spans]
+            return self.files.read_ranges(place.segment, moved)
+
+        return self._read(name, lambda: self.files.read_ranges(name, spans, revision), in_segment)
+
+    def read_end(self, name: str, length: int, whole: int = 0) -> tuple[Stat, bytes | bytearray]:
+        def in_segment(place: Place) -> tuple[Stat, bytes | bytearray]:
+            wanted = place.size if place.size <= max(whole, length) else length
+            start = place.offset + place.size - wanted
+            return place.stat(name), self.files.read(place.segment, start, wanted)
+
+        return self._read(name, lambda: self.files.read_end(name, length, whole), in_segment)
+
+    def _read(self, name: str, in_file: Callable[[], T], in_segment: Callable[[Place], T]) -> T:
+        """What is read of a file of its own, or else of a segment; again where it was moved meanwhile."""
         for _ in range(_TRIES):
             before = self._index
             if not self._is_absent(name):
                 try:
-                    return self.files.read(name, offset, length)
+                    return in_file()
                 except StepMissingError:
                     place = self._find(name)
                     if place is None and self._index is before:
                         raise
             else:
                 place = self._find(name)
-            if place is not None:
-                found = self._read_place(name, place, offset, length)
-                if found is not None:
-                    return found
+            if place is None:
+                continue
+            try:
+                return in_segment(place)
+            except (StepMissingError, CorruptFileError) as error:
+                if self.index(newest=True).find(name) != place:
+                    continue
+                raise self._segment_gone(name, place, error) from error
         raise _unsteady(f"{self.location}/{name}")
 
-    def _read_place(
-        self, name: str, place: Place, offset: int, length: int | None
-    ) -> bytes | bytearray | None:
-        """Some of a file in a segment; None if it has been moved since."""
-        wanted = max(place.size - offset, 0) if length is None else length
-        if offset + wanted > place.size:
-            raise CorruptFileError(
-                f"the file ends too early: expected {offset + wanted} bytes, but it has {place.size}",
-                where=f"{self.location}/{name}",
-            )
-        try:
-            return self.files.read(place.segment, place.offset + offset, wanted)
-        except (StepMissingError, CorruptFileError) as error:
-            if self.index(newest=True).find(name) != place:
-                return None
-            if isinstance(error, CorruptFileError):
-                raise
-            raise CorruptFileError(
-                f"the segment that holds {name} is gone",
-                where=f"{self.location}/{place.segment}",
-                causes=["it was deleted by hand", "a copy of the tape did not finish"],
-                hint="`rolltape repair TAPE --from COPY` fetches what it held from a copy; `--drop` drops it",
-            ) from error
+    def _check_range(self, name: str, place: Place, span: Span, revision: str | None) -> None:
+        where = f"{self.location}/{name}"
+        if revision is not None and place.stat(name).revision != revision:
+            raise replaced(where)
+        if sum(span) > place.size:
+            raise cut_short(where, sum(span), place.size)
+
+    def _segment_gone(self, name: str, place: Place, error: RolltapeError) -> RolltapeError:
+        if isinstance(error, CorruptFileError):
+            return error
+        return CorruptFileError(
+            f"the segment that holds {name} is gone",
+            where=f"{self.location}/{place.segment}",
+            causes=["it was deleted by hand", "a copy of the tape did not finish"],
+            hint="`rolltape repair TAPE --from COPY` fetches what it held from a copy; `--drop` drops it",
+        )
 
     def stat(self, name: str) -> Stat | None:
         for _ in range(_TRIES):
@@ -311,6 +362,12 @@ class SegmentedStorage:
                 self._absent.pop(name, None)
             if not _holds(self.index(), names):  # else it was folded in this very moment
                 return
+
+    def settle(self, seconds: float | None = None, *, patient: bool = True) -> Pending:
+        return self.files.settle(seconds, patient=patient)
+
+    def take_failures(self) -> Sequence[tuple[str, RolltapeError]]:
+        return self.files.take_failures()
 
     def unfinished(self, older_than_seconds: float) -> Unfinished:
         found = self.files.unfinished(older_than_seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import shlex
 import threading
 import time
 from collections.abc import Mapping
@@ -16,11 +17,17 @@ from rolltape.batch import dismantle, dismantle_one
 from rolltape.batch.one_sample import is_one
 from rolltape.codec.file import encode
 from rolltape.codec.pack import Packed, pack
-from rolltape.errors import ExpectationError, RecordError, RolltapeError, StepExistsError
+from rolltape.errors import (
+    ExpectationError,
+    RecordError,
+    RolltapeError,
+    StepExistsError,
+    StoreUnreachableError,
+)
 from rolltape.key import Key, metrics_path
 from rolltape.policy import Action, Mode, Overwrite
 from rolltape.settings import OnError, Settings
-from rolltape.storage import Storage
+from rolltape.storage import Pending, Storage
 from rolltape.tape.expected_dtypes import check_expected, dtypes_of
 from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import metrics_line
@@ -30,7 +37,7 @@ from rolltape.tape.replayed import replayed_line
 from rolltape.tape.retention import Retention
 from rolltape.tape.stage import Call
 from rolltape.tape.step_index import StepIndex
-from rolltape.tape.summary import Tally
+from rolltape.tape.summary import Tally, amount
 from rolltape.tape.writer import Job, Writer
 
 log = logging.getLogger("rolltape")
@@ -169,6 +176,8 @@ class Recorder:
 
     def raise_failure(self) -> None:
         """Tell the caller, once, about what could not be recorded."""
+        for refused in self._storage.take_failures():
+            self._refused(*refused)
         with self._lock:
             failures, self._failures = self._failures, []
         if not failures:
@@ -184,6 +193,27 @@ class Recorder:
             error.causes += (f"{len(failures) - 1} more could not be written; see tape.summary().lost",)
         error.hint = error.hint or "set on_error=warn to train on without this recording"
         raise error
+
+    def not_up(self, left: Pending) -> None:
+        """Tell that the store has not taken everything; it is kept here, and nothing is lost."""
+        what = f"{len(left.names)} files ({amount(left.nbytes)}) are not in the store yet; they are kept here"
+        hint = f"when the store answers again: rolltape drain {shlex.quote(self._storage.location)}"
+        error = StoreUnreachableError(what, where=left.where, hint=hint)
+        log.error("tape %s: %s", self._storage.location, error)
+        if self._settings.on_error is OnError.RAISE:
+            with self._lock:
+                self._failures.append((left.names[0], error))
+
+    def _refused(self, name: str, error: RolltapeError) -> None:
+        """A file that was written down here, and that the store does not take."""
+        if isinstance(error, StepExistsError):
+            self._tally.add(recorded=-1)
+            self.failed(name, error)
+        elif self._settings.on_error is OnError.WARN:
+            log.warning("%s is not in the store, but on this machine; training goes on: %s", name, error)
+        else:
+            with self._lock:
+                self._failures.append((name, error))
 
     def _before(self, key: Key) -> int | None:
         """The step that this run recorded of the stage before this one; a check can tell if it is gone."""
