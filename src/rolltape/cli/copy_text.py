@@ -18,7 +18,7 @@ from rolltape.tape.summary import amount
 
 dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be copied, and copy nothing.")
 rewrite_option = click.option(
-    "--rewrite", is_flag=True, help="Replace what differs over there by what is here, instead of naming it."
+    "--rewrite", is_flag=True, help="Replace what differs at the target, instead of naming it."
 )
 
 
@@ -92,7 +92,7 @@ def _tell(outcome: Outcome) -> None:
     complain(f"{way}: {verb} {' and '.join(said)}; {plan.same:,} were there already")
     if plan.dropped:
         files_there = counted(len(plan.dropped), "file")
-        complain(f"note: {files_there} left out that were dropped over there on purpose")
+        complain(f"note: {files_there} left out that were dropped there on purpose")
     if plan.foreign:
         complain(f"note: {counted(len(plan.foreign), 'file')} left out that are no part of a tape")
 

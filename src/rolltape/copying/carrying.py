@@ -18,9 +18,9 @@ from itertools import groupby
 
 from rolltape.codec.file import RecordingFile
 from rolltape.codec.header import About
+from rolltape.copying.file_roles import Role, role_of, step_of
 from rolltape.copying.merging import Merge, still_missing, whole_lines
 from rolltape.copying.planning import Conflict, Plan, unfinished_copy
-from rolltape.copying.roles import Role, role_of, step_of
 from rolltape.errors import (
     CorruptFileError,
     MismatchError,
@@ -226,7 +226,7 @@ class _Copy:
 
     def _verified(self, key: Key, data: memoryview) -> About:
         """What a recording says of itself, if every checksum in it is right and it is in its place."""
-        file = RecordingFile(lambda offset, length: data[offset : offset + length], len(data), data)
+        file = RecordingFile(lambda spans: [data[at : at + size] for at, size in spans], len(data), data)
         check_place(self._plan.source, key, file.about)
         with suppress(UnknownAdapterError, MissingDependencyError):  # checksums come first
             file.verify()

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from rolltape.codec.file import TAIL_GUESS
 from rolltape.codec.seal import tail_size
+from rolltape.copying.file_roles import Role, role_of
 from rolltape.copying.merging import Merge, merged, whole_lines
-from rolltape.copying.roles import Role, role_of
 from rolltape.errors import (
     ConfigError,
     CorruptFileError,
