@@ -84,6 +84,12 @@ class SegmentedStorage:
     def __repr__(self) -> str:
         return f"SegmentedStorage({self.files!r})"
 
+    def __getstate__(self) -> dict[str, Storage]:
+        return {"files": self.files}
+
+    def __setstate__(self, state: dict[str, Storage]) -> None:
+        self.__init__(state["files"])  # type: ignore[misc]
+
     @property
     def location(self) -> str:
         return self.files.location
