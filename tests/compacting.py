@@ -76,7 +76,7 @@ class Died(BaseException):
 class Dying:
     """Files that are dead after so many changes: nothing comes after, and nothing is cleaned up."""
 
-    def __init__(self, files: LocalStorage, changes: int) -> None:
+    def __init__(self, files: Any, changes: int) -> None:
         self._files = files
         self._left = changes
         self.changes = 0

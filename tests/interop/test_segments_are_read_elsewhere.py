@@ -74,9 +74,9 @@ def test_duckdb(tape: Path, segment: str) -> None:
     ).fetchall()
     assert (step, uids) == (4, batch_of(4, 0)["uid"])
     everything = f"read_parquet('{tape}/train/rollout/*[0-9].parquet', union_by_name = true)"
-    assert duckdb.sql(f"select count(*) from {everything}").fetchone() == (len(EXPECTED),)
-    nulls = duckdb.sql(f"select count(note) from '{segment}' where _step = 2").fetchone()
-    assert nulls == (SAMPLES // 3,)
+    assert duckdb.sql(f"select count(*) from {everything}").fetchall() == [(len(EXPECTED),)]
+    nulls = duckdb.sql(f"select count(note) from '{segment}' where _step = 2").fetchall()
+    assert nulls == [(SAMPLES // 3,)]
 
 
 def test_polars(segment: str) -> None:
