@@ -251,6 +251,7 @@ def test_pruned_steps_are_gone_and_stay_gone(tape: Path) -> None:
     folded(tape, keep=2)
     done = run("prune", tape, "--keep", 4, "--yes")
     assert done.exit_code == 0, done.stderr
+    assert "rolltape compact" in done.stderr
     assert rolltape.open(tape).steps() == [8, 9, 10, 11]
     assert findings(tape) == []
     size = segments(tape)[0].stat().st_size

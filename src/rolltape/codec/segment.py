@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -170,13 +171,27 @@ def _who(pieces: Sequence[Piece]) -> bytes:
         sink, schema, compression="zstd", write_page_checksum=True, store_schema=False
     ) as writer:
         for piece in pieces:
-            values = {"_step": piece.key.step, "_call": str(piece.key.call), "_rank": piece.key.rank}
+            values: dict[str, int | str] = {
+                "_step": piece.key.step,
+                "_call": str(piece.key.call),
+                "_rank": piece.key.rank,
+            }
             for group in piece.footer[_GROUPS][1][1]:
                 if rows := group[_GROUP_ROWS][1]:
-                    columns = [pa.repeat(pa.scalar(values[f.name], f.type), rows) for f in schema]
+                    columns = [_repeated(values[f.name], f.type, rows) for f in schema]
                     writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=rows)
                     wrote = True
     return bytes(sink.getvalue()) if wrote and len(schema) else b""
+
+
+def _repeated(value: int | str, kind: pa.DataType, rows: int) -> pa.Array:
+    """A column of one value. Made of buffers: what converts values would import pandas to look at them."""
+    if isinstance(value, int):
+        data = np.full(rows, value, kind.to_pandas_dtype())
+        return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(data)])
+    text = value.encode()
+    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(text))
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(offsets), pa.py_buffer(text * rows)])
 
 
 @dataclass(frozen=True, slots=True)

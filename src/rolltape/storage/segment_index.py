@@ -13,13 +13,13 @@ An index may come from anyone. What does not hold together is refused, before an
 from __future__ import annotations
 
 import json
+import operator
 import re
 import struct
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,10 @@ FOLDER = "segments.index/"
 _INDEX = re.compile(re.escape(FOLDER) + "([0-9]{6,18})")
 _SEGMENT = re.compile(r"(?:.*/)?segment_[0-9]{6,19}-[0-9]{6,19}\.([0-9]{10})-[0-9]{9}(?:\.in)?\.parquet")
 _ENTRY = np.dtype([("segment", "<u4"), ("offset", "<u8"), ("size", "<u8")])
-_NAMES = re.compile(rb"(?:[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,254}\n)*")
-"""Names of files, each ended by a newline."""
+_FORBIDDEN = np.zeros(256, bool)
+_FORBIDDEN[[*range(10), *range(11, 32), ord("/"), ord("\\"), 127]] = True
+"""Bytes that no name of a file has; a newline ends one."""
+_LONGEST = 255
 _IN_MEMORY = 200
 """Bytes that a file takes in an index in memory, at least."""
 
@@ -270,18 +272,34 @@ def _folders(
     check_memory(size + count * _IN_MEMORY, "the index of the segments")
     body = bytes(pa.Codec("zstd").decompress(packed, size)) if size else b""
     names_end = size - count * _ENTRY.itemsize
-    if not _NAMES.fullmatch(body, 0, names_end) or body.count(b"\n", 0, names_end) != count:
-        raise ValueError("it has other names than files of a tape can have")
+    _check_names(np.frombuffer(body, np.uint8, names_end), count)
     texts = body[:names_end].decode().split("\n")
     rows = _rows(body, count, names_end, segments)
     found, at = {}, 0
     for name, many in counts.items():
         mine = texts[at : at + many]
-        if not all(a < b for a, b in pairwise(mine)):
+        if not _in_order(mine):
             raise ValueError("its names are not in order")
         found[name] = _Folder(mine, rows[at : at + many])
         at += many
     return found
+
+
+def _check_names(names: np.ndarray, count: int) -> None:
+    """Refuse bytes that are not so many names of files, each ended by a newline."""
+    ends = np.flatnonzero(names == ord("\n"))
+    starts = np.concatenate([[0], ends[:-1] + 1]) if count else ends
+    if len(ends) != count or (len(names) and ends[-1] != len(names) - 1):
+        raise ValueError("it has another number of names than of files")
+    lengths = ends - starts
+    if np.any(_FORBIDDEN[names]) or np.any(names[starts] == ord(".")) or np.any(lengths - 1 >= _LONGEST):
+        raise ValueError("it has other names than files of a tape can have")
+    if np.any(lengths == 0):
+        raise ValueError("it has a file without a name")
+
+
+def _in_order(texts: list[str]) -> bool:
+    return all(map(operator.lt, texts, texts[1:]))
 
 
 def _rows(body: bytes, count: int, at: int, segments: Sequence[Segment]) -> np.ndarray:
@@ -296,11 +314,16 @@ def _rows(body: bytes, count: int, at: int, segments: Sequence[Segment]) -> np.n
     sizes = np.array([segment.size for segment in segments], np.uint64)[rows["segment"]]
     if np.any(rows["size"] > sizes) or np.any(rows["offset"] > sizes - rows["size"]):
         raise ValueError("a file lies outside of its segment")
-    ordered = rows[np.lexsort((rows["offset"], rows["segment"]))]
-    same = ordered["segment"][1:] == ordered["segment"][:-1]
-    if np.any(same & (ordered["offset"][:-1] + ordered["size"][:-1] > ordered["offset"][1:])):
+    if not _are_apart(rows) and not _are_apart(rows[np.lexsort((rows["offset"], rows["segment"]))]):
         raise ValueError("two files lie in one place")
     return rows
+
+
+def _are_apart(rows: np.ndarray) -> bool:
+    """Whether each begins behind the end of the one before it, segment by segment."""
+    segment, offset, end = rows["segment"], rows["offset"], rows["offset"] + rows["size"]
+    later = (segment[1:] == segment[:-1]) & (offset[1:] >= end[:-1])
+    return bool(np.all(later | (segment[1:] > segment[:-1])))
 
 
 def _count(value: object) -> int:

@@ -394,6 +394,11 @@ class SegmentedStorage:
         old = [name for name in found if (made := made_at(name)) is not None and made <= latest]
         return sorted(name for name in old if name not in named)
 
+    def dead_bytes(self) -> int:
+        """How much of the segments is no longer on the tape, and goes when they are written anew."""
+        index = self.index()
+        return sum(one.filled for one in index.segments.values()) - sum(index.live_bytes().values())
+
     def free_bytes(self) -> int | None:
         return self.files.free_bytes()
 

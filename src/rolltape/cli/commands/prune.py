@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from rolltape.reader.run import Run, open
 from rolltape.reader.visible import visible
 from rolltape.reader.wording import counted
 from rolltape.steps import NO_STEPS, StepSelector
+from rolltape.storage import SegmentedStorage
 from rolltape.tape.missing import ranges
 from rolltape.tape.opening import STALE_AFTER
 from rolltape.tape.summary import amount
@@ -135,3 +137,6 @@ def _delete(tape: Run, chosen: list[Doomed]) -> None:
     removed = [f"deleted {_total(chosen)}"] if files else []
     removed += [f"removed {counted(leftovers, 'leftover')} of processes that are gone"] if leftovers else []
     complain("; ".join(removed) or "nothing to clean up")
+    if isinstance(tape.storage, SegmentedStorage) and (dead := tape.storage.dead_bytes()):
+        where = shlex.quote(tape.storage.location)
+        complain(f"{amount(dead)} of this is still in segments; next: rolltape compact {where} frees it")
