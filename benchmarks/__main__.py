@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.report import Part, as_json, console, show
 
-CORE = ("large", "small", "arguments", "growth", "verify")
+CORE = ("large", "small", "arguments", "growth", "compact", "verify")
 """What runs unless one part is asked for; the others need the environments of their stacks."""
 
 
@@ -47,6 +47,12 @@ def growth(folder: Path, rounds: int) -> Part:
     from benchmarks import growth
 
     return growth.section(folder)
+
+
+def compact(folder: Path, rounds: int) -> Part:
+    from benchmarks import compact
+
+    return compact.section(folder, rounds)
 
 
 def verify(folder: Path, rounds: int) -> Part:
@@ -87,7 +93,7 @@ def store(folder: Path, rounds: int) -> Part:
 
 PARTS: dict[str, Callable[[Path, int], Part]] = {
     part.__name__: part
-    for part in (large, small, arguments, growth, verify, viewer, trl, generation, serve, store)
+    for part in (large, small, arguments, growth, compact, verify, viewer, trl, generation, serve, store)
 }
 
 

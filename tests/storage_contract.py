@@ -94,6 +94,17 @@ def test_any_range_of_any_bytes(
         assert end == (data if whole else data[len(data) - length :])
 
 
+def test_many_names_are_deleted_at_once(storage: Storage) -> None:
+    names = [f"train/{stage}/step_{step:06d}.parquet" for stage in ("a", "b") for step in range(3)]
+    for name in names:
+        storage.publish(name, [b"x"], replace=False)
+    storage.delete_all([*names[1:], "train/c/step_000000.parquet", "tape.json"])
+    assert [name for name in names if storage.exists(name)] == names[:1]
+    storage.delete_all([])
+    with pytest.raises(KeyNameError):
+        storage.delete_all(["../x"])
+
+
 def test_a_missing_name(storage: Storage) -> None:
     for name in (NAME, "tape.json"):
         with pytest.raises(StepMissingError) as caught:

@@ -125,7 +125,7 @@ def test_inputs_without_a_result_can_be_pruned(tape):
 def test_results_go_before_their_inputs(tape, monkeypatch):
     """Whoever stops in the middle leaves inputs without a result, never a result without inputs."""
     deleted = []
-    monkeypatch.setattr(LocalStorage, "delete", lambda self, name: deleted.append(name))
+    monkeypatch.setattr(LocalStorage, "delete_all", lambda self, names: deleted.extend(names))
     run("prune", tape, "--keep", 8, "--stage", "rollout", "--split", "train", "--yes")
     kinds = [name.endswith(".in.parquet") for name in deleted]
     assert kinds == [False, False, True, True]
@@ -138,10 +138,10 @@ def test_nothing_to_delete_is_fine(tape):
 
 
 def test_a_failure_is_an_error(tape, monkeypatch):
-    def refuse(self, name):
-        raise StorageError("could not delete the file", where=name)
+    def refuse(self, names):
+        raise StorageError("could not delete the file", where=names[0])
 
-    monkeypatch.setattr(LocalStorage, "delete", refuse)
+    monkeypatch.setattr(LocalStorage, "delete_all", refuse)
     done = run("prune", tape, "--keep", 1, "--yes")
     assert done.exit_code == 2
     assert "could not delete the file" in done.stderr

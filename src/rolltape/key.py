@@ -30,7 +30,7 @@ MAX_CALL_BYTES = 200
 MAX_FILE_NAME = 255
 
 _METRICS = "metrics.jsonl"
-_TAKEN = {_METRICS, "tape.json"}
+_TAKEN = {_METRICS, "tape.json", "segments.index"}
 _WINDOWS = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _PATH = re.compile(
     r"(?P<split>[^/]+)/(?P<stage>[^/]+)/step_(?P<step>[0-9]{6,19})"

@@ -16,10 +16,11 @@ from rolltape.errors import (
 )
 from rolltape.key import Key, metrics_path
 from rolltape.reader.integrity import Finding, inspect, look_at_recording, wrong_with
-from rolltape.storage import Storage
+from rolltape.storage import SegmentedStorage, Storage
 from rolltape.tape.manifest import NAME, Manifest, digest_of, new_manifest, read_manifest, write_manifest
 from rolltape.tape.opening import not_found
 from rolltape.tape.recording import Recording
+from rolltape.tape.segments import rebuild_index
 from rolltape.tape.step_index import recordings
 
 MENDED = ("damaged", "missing", "misplaced", "inputs", "metrics")
@@ -38,6 +39,8 @@ class Repair:
     """Lines of metrics that were dropped."""
     made: bool = False
     """Whether ``tape.json`` was made anew."""
+    indexed: int | None = None
+    """How many recordings an index of the segments has that was made anew; None if none was."""
     left: list[Finding] = field(default_factory=list)
     """What is still wrong."""
 
@@ -48,6 +51,7 @@ def repair(tape: Storage, copy: Storage | None = None, *, drop: bool = False) ->
     A step is dropped with all its stages and metrics: what was computed from a recording goes with it.
     """
     done = Repair()
+    _mend_index(tape, done)
     _mend_manifest(tape, copy, done)
     if copy is not None:
         for finding in _wrong(tape):
@@ -68,6 +72,18 @@ def _wrong(tape: Storage) -> list[Finding]:
 def _place(finding: Finding) -> tuple[str, int] | None:
     key = Key.parse(finding.file)
     return None if key is None else (key.split, key.step)
+
+
+# -- the index of the segments -----------------------------------------------------------------------------
+
+
+def _mend_index(tape: Storage, done: Repair) -> None:
+    if not isinstance(tape, SegmentedStorage):
+        return
+    try:
+        tape.index(newest=True)
+    except CorruptFileError:
+        done.indexed = rebuild_index(tape)
 
 
 # -- tape.json ---------------------------------------------------------------------------------------------
@@ -169,10 +185,9 @@ def _drop(tape: Storage, finding: Finding, done: Repair) -> None:
         return
     done.dropped.append(at)
     split, step = at
-    for key in [key for key in recordings(tape, split) if key.step == step]:
-        tape.delete(key.path)
-        tape.delete(replace(key, inputs=True).path)
-    tape.delete(finding.file)
+    keys = [key for key in recordings(tape, split) if key.step == step]
+    files = [replace(key, inputs=inputs).path for key in keys for inputs in (False, True)]
+    tape.delete_all([*files, finding.file])
     name = metrics_path(split)
     lines = _lines(tape, name)
     if lines:

@@ -20,12 +20,13 @@ from rolltape.key import Key, metrics_path
 from rolltape.reader.dropped_steps import read_dropped
 from rolltape.reader.listing import NOTES, is_name
 from rolltape.spread import HERE, Spread
-from rolltape.storage import Stat, Storage
+from rolltape.storage import SegmentedStorage, Stat, Storage
 from rolltape.tape.checked_lines import check_line
 from rolltape.tape.manifest import NAME, read_manifest
 from rolltape.tape.metrics import read_line
 from rolltape.tape.opening import STALE_AFTER
 from rolltape.tape.recording import Recording
+from rolltape.tape.segments import check_segment
 from rolltape.tape.step_index import call_order
 
 
@@ -34,7 +35,9 @@ class Finding:
     """One thing that is not as it should be."""
 
     kind: str
-    """``damaged``, ``missing``, ``misplaced``, ``inputs``, ``metrics``, ``foreign`` or ``leftover``."""
+    """``damaged``, ``missing``, ``misplaced``, ``inputs``, ``metrics``, ``segment``, ``foreign``
+    or ``leftover``.
+    """
     file: str
     """Relative to the tape."""
     message: str
@@ -78,6 +81,7 @@ def inspect(storage: Storage, tick: Tick = lambda stat: None, spread: Spread = H
         report.anonymous += seen.anonymous
         tick(item.stat)
     report.findings += missing_recordings(storage, names, spread)
+    report.findings += _segments(storage)
     unfinished = storage.unfinished(STALE_AFTER)
     report.leftovers, report.in_progress = list(unfinished.stale), unfinished.live
     return report
@@ -179,6 +183,17 @@ def _gone_before(key: Key, before: int | None, there: Collection[int]) -> Key | 
     if before is None or before in there or before < min(there):
         return None
     return replace(key, step=before, call=key.call if isinstance(key.call, str) else 0)
+
+
+def _segments(storage: Storage) -> Iterator[Finding]:
+    """Segments whose end other tools cannot rely on. Their recordings have been looked at one by one."""
+    if not isinstance(storage, SegmentedStorage):
+        return
+    for name in storage.index().segments:
+        try:
+            check_segment(storage, name)
+        except RolltapeError as error:
+            yield Finding("segment", name, f"as one Parquet file it cannot be read: {error.what}")
 
 
 def _manifest(storage: Storage) -> Iterator[Finding]:

@@ -137,8 +137,8 @@ class Server:
             _refuse_recorded(run, self.options.split)
         if mode is Mode.REWRITE:
             for stage in STAGES:
-                for recording in run.recordings(stage, self.options.split):
-                    storage.delete(recording.key.path)
+                found = run.recordings(stage, self.options.split)
+                storage.delete_all([recording.key.path for recording in found])
         if mode is Mode.REPLAY:
             return run, None
         return open(self.dir), CallWriter(storage, manifest, self.options.split)

@@ -1,6 +1,7 @@
 """Where the files of a tape live: one contract, and what fulfils it.
 
-Knows names and bytes. Knows nothing of steps, batches or Parquet.
+Knows names and bytes, and that some files are ranges of others (segments). Knows nothing of steps, batches or
+Parquet.
 """
 
 from rolltape.storage.contract import (
@@ -17,6 +18,7 @@ from rolltape.storage.contract import (
 from rolltape.storage.local import LocalStorage
 from rolltape.storage.locating import absolute, is_relative, is_url, joined, placed, storage_at
 from rolltape.storage.objects import ObjectStorage
+from rolltape.storage.segmented import SegmentedStorage, has_segments
 from rolltape.storage.spool import Spool
 from rolltape.storage.spooled import SpooledStorage
 
@@ -26,6 +28,7 @@ __all__ = [
     "Mark",
     "ObjectStorage",
     "Pending",
+    "SegmentedStorage",
     "Span",
     "Spool",
     "SpooledStorage",
@@ -35,6 +38,7 @@ __all__ = [
     "absolute",
     "check_name",
     "check_prefix",
+    "has_segments",
     "is_relative",
     "is_url",
     "joined",

@@ -15,7 +15,7 @@ put for ``publish(replace=False)``, the ETag as revision, one object per appende
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -49,7 +49,7 @@ class Mark:
     """The state of a folder."""
 
     text: str
-    """Opaque; it changes when a file in the folder comes, goes or is replaced."""
+    """Opaque; it changes when a file in the folder comes, goes or is replaced. Empty without a folder."""
     settled: bool
     """Whether a change from now on is sure to give another text."""
 
@@ -146,6 +146,9 @@ class Storage(Protocol):
 
     def delete(self, name: str) -> None:
         """Remove the file, durably. A name that does not exist is fine."""
+
+    def delete_all(self, names: Collection[str]) -> None:
+        """Remove many files, in the order they are given; durable when it returns."""
 
     def clean(self, older_than_seconds: float) -> int:
         """Remove temporary files of dead writers; return how many.

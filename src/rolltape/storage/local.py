@@ -20,8 +20,9 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from typing import TypeVar
 
 from rolltape.errors import RolltapeError
@@ -126,6 +127,16 @@ class LocalStorage:
             with folder(self.location, inner) as fd:
                 os.unlink(base, dir_fd=fd)
             self._sync(inner)
+
+    def delete_all(self, names: Collection[str]) -> None:
+        for inner, found in groupby(map(check_name, names), lambda name: _split(name)[0]):
+            explained = self._explained("delete files in", f"{self.location}/{inner}", needed=0)
+            gone = suppress(FileNotFoundError, NotADirectoryError)
+            with explained, gone, folder(self.location, inner) as fd:
+                for name in found:
+                    with suppress(FileNotFoundError):
+                        os.unlink(_split(name)[1], dir_fd=fd)
+                self._sync(inner)
 
     def settle(self, seconds: float | None = None, *, patient: bool = True) -> Pending:
         return Pending()

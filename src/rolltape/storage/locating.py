@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from rolltape.storage.contract import Storage
 from rolltape.storage.local import LocalStorage
 from rolltape.storage.objects import ObjectStorage
+from rolltape.storage.segmented import SegmentedStorage
 from rolltape.storage.spool import Spool
 from rolltape.storage.spooled import SpooledStorage
 from rolltape.storage.store_url import parse_url
@@ -52,7 +52,7 @@ def joined(place: str, *parts: str) -> str:
 
 def storage_at(
     place: str | os.PathLike[str], spool: Spool | None = None, *, assume_new: bool = False
-) -> Storage:
+) -> SegmentedStorage:
     """The storage of the tape at a place, whether or not there is one.
 
     With a ``spool`` what is written to an object store waits there, and the caller does not; ``assume_new``
@@ -60,6 +60,6 @@ def storage_at(
     """
     where = absolute(place)
     if not is_url(where):
-        return LocalStorage(where)
+        return SegmentedStorage(LocalStorage(where))
     store = ObjectStorage(where)
-    return store if spool is None else SpooledStorage(store, spool, assume_new=assume_new)
+    return SegmentedStorage(store if spool is None else SpooledStorage(store, spool, assume_new=assume_new))

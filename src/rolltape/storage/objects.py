@@ -12,7 +12,7 @@ by the next get and list. Amazon S3, Google Cloud Storage and Azure give both.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from rolltape.errors import RolltapeError
@@ -108,6 +108,11 @@ class ObjectStorage:
             self.lines.delete(name)
         else:
             self._client.delete([self.url.key(name)])
+
+    def delete_all(self, names: Collection[str]) -> None:
+        for name in filter(is_lines, map(check_name, names)):
+            self.lines.delete(name)
+        self._client.delete([self.url.key(name) for name in names if not is_lines(name)])
 
     def attempt_of(self, name: str) -> str | None:
         """The id of the attempt that wrote a file; None if there is none."""

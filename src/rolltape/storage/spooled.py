@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,15 @@ class SpooledStorage:
             self.remote.delete(name)
         else:
             self._add("delete", name, [], "", replace=True)
+
+    def delete_all(self, names: Collection[str]) -> None:
+        for name in names:
+            self.delete(name)
+
+    @property
+    def away(self) -> bool:
+        """Whether the store did not answer when it was last asked for something."""
+        return self._uploads is not None and self._uploads.pid == os.getpid() and self._uploads.away
 
     def adopt(self) -> int:
         """Begin to take to the store what processes that ended have left behind; how many entries wait."""

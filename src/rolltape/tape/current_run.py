@@ -108,8 +108,7 @@ def begin_run(storage: Storage, rank: int, world_size: int) -> str:
     run = current_run(storage)
     if run is None or run.launch != launch:  # another launch has begun since: this one's results do not count
         return mine
-    for key in _left_behind(storage, rank, world_size):
-        storage.delete(key.path)
+    storage.delete_all([key.path for key in _left_behind(storage, rank, world_size)])
     _add(storage, {"run": run.id, "rank": rank, "world_size": world_size, "launch": launch, "cleared": True})
     return run.id
 

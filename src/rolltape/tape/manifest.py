@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import hashlib
 import json
@@ -18,9 +19,12 @@ from rolltape._version import __version__
 from rolltape.batch.json_values import Path, to_json, unsupported
 from rolltape.codec.file import FORMAT
 from rolltape.errors import CorruptFileError, FormatVersionError, StepExistsError, StepMissingError
-from rolltape.storage import Storage
+from rolltape.storage import Storage, has_segments
+from rolltape.storage.segment_index import FORMAT as SEGMENTED
 
 NAME = "tape.json"
+NEWEST = SEGMENTED
+"""The highest format that is read. A tape has 1, or 2 once it has segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ def read_manifest(storage: Storage) -> Manifest | None:
         version = node["format"]
         if type(version) is not int or version < 1:
             raise ValueError(f"format is {version!r}")
-        if version <= FORMAT:
+        if version <= NEWEST:
             return _manifest(node)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptFileError(
@@ -117,7 +121,7 @@ def read_manifest(storage: Storage) -> Manifest | None:
             "the recordings beside it are untouched",
         ) from None
     raise FormatVersionError(
-        f"the tape has format {version}; this Rolltape reads up to {FORMAT}",
+        f"the tape has format {version}; this Rolltape reads up to {NEWEST}",
         where=where,
         causes=[f"it was written by a newer Rolltape ({node.get('producer', 'unknown')})"],
         hint="pip install --upgrade rolltape",
@@ -149,8 +153,16 @@ def _manifest(node: Mapping[str, Any]) -> Manifest:
     return Manifest(**found, earlier=earlier, baseline=baseline, cut=cut, lost=lost, sources=sources)
 
 
+def raise_format(storage: Storage) -> None:
+    """Make older readers refuse a tape that has segments, which they would not see."""
+    manifest = read_manifest(storage)
+    if manifest is not None and manifest.format < SEGMENTED:
+        write_manifest(storage, manifest, replace=True)
+
+
 def write_manifest(storage: Storage, manifest: Manifest, *, replace: bool = False) -> Manifest:
-    """Publish a manifest; if another process was first, return the one that holds."""
+    """Publish a manifest, in the format of the tape; if another was first, return the one that holds."""
+    manifest = dataclasses.replace(manifest, format=SEGMENTED if has_segments(storage) else FORMAT)
     node = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__}
     for optional in ("earlier", "baseline", "cut", "lost", "sources"):
         if not node[optional]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,9 +18,13 @@ from rolltape.reader.run import Run, open
 from rolltape.reader.visible import visible
 from rolltape.reader.wording import counted
 from rolltape.steps import NO_STEPS, StepSelector
+from rolltape.storage import SegmentedStorage
 from rolltape.tape.missing import ranges
 from rolltape.tape.opening import STALE_AFTER
 from rolltape.tape.summary import amount
+
+_PORTION = 10_000
+"""Files that are deleted at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +130,13 @@ def _delete(tape: Run, chosen: list[Doomed]) -> None:
     for doom in chosen:
         split, _, stage = doom.stage.partition("/")
         note_dropped(tape.storage, Dropped(str(StepSelector.parse(doom.steps)), split, stage))
-    for name in track(files, "deleting", console=screen, transient=True, disable=not screen.is_terminal):
-        tape.storage.delete(name)
+    portions = [files[at : at + _PORTION] for at in range(0, len(files), _PORTION)]
+    for some in track(portions, "deleting", console=screen, transient=True, disable=not screen.is_terminal):
+        tape.storage.delete_all(some)
     leftovers = tape.storage.clean(STALE_AFTER)
     removed = [f"deleted {_total(chosen)}"] if files else []
     removed += [f"removed {counted(leftovers, 'leftover')} of processes that are gone"] if leftovers else []
     complain("; ".join(removed) or "nothing to clean up")
+    if isinstance(tape.storage, SegmentedStorage) and (dead := tape.storage.dead_bytes()):
+        where = shlex.quote(tape.storage.location)
+        complain(f"{amount(dead)} of this is still in segments; next: rolltape compact {where} frees it")
