@@ -7,6 +7,7 @@ Pure: maps names to POSIX relative paths and back, and touches no file.
     train/rollout/step_000000.kreq%2F7.parquet     a call the caller named; the name is percent-quoted
     train/rollout/step_000000.c1.r2of8.parquet     the shard of rank 2 of 8
     train/rollout/step_000000.c1.in.parquet        the inputs of that call
+    train/rollout/step_000000.c1.of8.commit        says that all 8 shards of that call are there
     train/metrics.jsonl                            what was logged, a line per step
 
 Names that differ only in case are different recordings here, but one file on a case-insensitive file system
@@ -16,7 +17,7 @@ Names that differ only in case are different recordings here, but one file on a 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from urllib.parse import quote, unquote
 
@@ -37,6 +38,9 @@ _PATH = re.compile(
     r"(?:\.c(?P<call>[0-9]{1,19})|\.k(?P<name>[^./]+))?"
     r"(?:\.r(?P<rank>[0-9]{1,19})of(?P<world>[0-9]{1,19}))?"
     r"(?P<inputs>\.in)?\.parquet"
+)
+_COMMIT = re.compile(
+    r"(?P<stem>[^/]+/[^/]+/step_[0-9]{6,19}(?:\.c[0-9]{1,19})?)\.of(?P<world>[0-9]{1,19})\.commit"
 )
 
 
@@ -95,6 +99,25 @@ class Key:
         return f"{self.split}/{self.stage}/{self._file}"
 
     @property
+    def is_shard(self) -> bool:
+        """Whether other ranks record a part of the same call. Of named calls each rank has its own."""
+        return self.world_size > 1 and not isinstance(self.call, str)
+
+    @property
+    def commit(self) -> str:
+        """The file that says that every shard of this call is there; for a shard only.
+
+        >>> Key(step=7, call=1, rank=2, world_size=8).commit
+        'train/rollout/step_000007.c1.of8.commit'
+        """
+        call = f".c{self.call}" if self.call else ""
+        return f"{self.split}/{self.stage}/step_{self.step:06d}{call}.of{self.world_size}.commit"
+
+    def shards(self) -> list[Key]:
+        """The keys of all ranks, in their order."""
+        return [replace(self, rank=rank) for rank in range(self.world_size)]
+
+    @property
     def _file(self) -> str:
         call = f".c{self.call}" if self.call else ""
         if isinstance(self.call, str):
@@ -128,6 +151,17 @@ class Key:
             return None
         # Other spellings (`.c0`, `%2e`, a needless `.r0of1`) would give two files to one recording.
         return key if key.path == path else None
+
+    @staticmethod
+    def parse_commit(path: str) -> Key | None:
+        """The key of rank 0 whose ``commit`` is exactly ``path``; ``None`` for any other file's name.
+
+        >>> Key.parse_commit("train/rollout/step_000007.of8.commit")
+        Key(split='train', stage='rollout', step=7, call=0, rank=0, world_size=8, inputs=False)
+        """
+        match = _COMMIT.fullmatch(path)
+        key = Key.parse(f"{match['stem']}.r0of{match['world']}.parquet") if match else None
+        return key if key is not None and key.is_shard and key.commit == path else None
 
 
 def metrics_path(split: str) -> str:

@@ -20,9 +20,10 @@ from rolltape.storage import Storage
 from rolltape.tape.manifest import NAME, Manifest, digest_of, new_manifest, read_manifest, write_manifest
 from rolltape.tape.opening import not_found
 from rolltape.tape.recording import Recording
+from rolltape.tape.shards import shortfall_of
 from rolltape.tape.step_index import recordings
 
-MENDED = ("damaged", "missing", "misplaced", "inputs", "metrics")
+MENDED = ("damaged", "missing", "incomplete", "misplaced", "inputs", "metrics")
 """The findings of a check that can be mended; leftovers and foreign files harm nobody."""
 
 
@@ -66,7 +67,7 @@ def _wrong(tape: Storage) -> list[Finding]:
 
 
 def _place(finding: Finding) -> tuple[str, int] | None:
-    key = Key.parse(finding.file)
+    key = Key.parse(finding.file) or Key.parse_commit(finding.file)
     return None if key is None else (key.split, key.step)
 
 
@@ -131,7 +132,10 @@ def _made_anew(tape: Storage) -> Manifest:
 
 def _fetch(tape: Storage, copy: Storage, finding: Finding, done: Repair) -> None:
     """Take one file from the copy, if it is sound there."""
-    key = Key.parse(finding.file)
+    key = Key.parse(finding.file) or Key.parse_commit(finding.file)
+    if key is not None and key.is_shard and (finding.kind == "incomplete" or key.commit == finding.file):
+        _fetch_shards(tape, copy, key, done)
+        return
     if key is None:
         if finding.kind == "metrics" and finding.file not in done.fetched:
             _fetch_metrics(tape, copy, finding.file, done)
@@ -158,6 +162,21 @@ def _fetch_metrics(tape: Storage, copy: Storage, name: str, done: Repair) -> Non
         done.fetched.append(name)
 
 
+def _fetch_shards(tape: Storage, copy: Storage, key: Key, done: Repair) -> None:
+    """Take all shards of a call from the copy, if it is complete and sound there: they belong together."""
+    shards = [shard for shard in replace(key, inputs=False).shards() if copy.exists(shard.path)]
+    files = [one for shard in shards for one in (replace(shard, inputs=True), shard) if copy.exists(one.path)]
+    if not shards or shortfall_of(copy, key) is not None or not all(_is_sound(copy, one) for one in files):
+        return
+    tape.delete(key.commit)
+    for one in files:
+        tape.publish(one.path, [copy.read(one.path)], replace=True)
+        done.fetched.append(one.path)
+    if copy.exists(key.commit):
+        tape.publish(key.commit, [copy.read(key.commit)], replace=True)
+        done.fetched.append(key.commit)
+
+
 def _drop(tape: Storage, finding: Finding, done: Repair) -> None:
     at = _place(finding)
     if at is None:
@@ -171,6 +190,8 @@ def _drop(tape: Storage, finding: Finding, done: Repair) -> None:
     done.dropped.append(at)
     split, step = at
     for key in [key for key in recordings(tape, split) if key.step == step]:
+        if key.is_shard:
+            tape.delete(key.commit)
         tape.delete(key.path)
         tape.delete(replace(key, inputs=True).path)
     tape.delete(finding.file)

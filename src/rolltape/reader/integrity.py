@@ -21,10 +21,12 @@ from rolltape.reader.dropped_steps import read_dropped
 from rolltape.reader.listing import NOTES, is_name
 from rolltape.storage import Stat, Storage
 from rolltape.tape.checked_lines import check_line
+from rolltape.tape.commits import read_commit
 from rolltape.tape.manifest import NAME, read_manifest
 from rolltape.tape.metrics import read_line
 from rolltape.tape.opening import STALE_AFTER
 from rolltape.tape.recording import Recording
+from rolltape.tape.shards import judged, named, stale_shards
 from rolltape.tape.step_index import call_order
 
 
@@ -33,7 +35,9 @@ class Finding:
     """One thing that is not as it should be."""
 
     kind: str
-    """``damaged``, ``missing``, ``misplaced``, ``inputs``, ``metrics``, ``foreign`` or ``leftover``."""
+    """``damaged``, ``missing``, ``incomplete``, ``misplaced``, ``inputs``, ``metrics``, ``foreign`` or
+    ``leftover``.
+    """
     file: str
     """Relative to the tape."""
     message: str
@@ -74,6 +78,7 @@ def inspect(storage: Storage, tick: Tick = lambda stat: None) -> Report:
         report.findings += _look_at(storage, stat, names, report)
         tick(stat)
     report.findings += missing_recordings(storage, names)
+    report.findings += incomplete_calls(storage, names)
     unfinished = storage.unfinished(STALE_AFTER)
     report.leftovers, report.in_progress = list(unfinished.stale), unfinished.live
     return report
@@ -90,6 +95,8 @@ def _look_at(storage: Storage, stat: Stat, names: set[str], report: Report) -> I
         yield from _metrics(storage, name)
     elif (key := Key.parse(name)) is not None:
         yield from look_at_recording(storage, key, names, report)
+    elif (key := Key.parse_commit(name)) is not None:
+        yield from _commit(storage, key, names)
     elif name not in NOTES:  # notes of the comparison, which reads them with care itself
         yield Finding("foreign", name, "no part of a tape has this name; Rolltape never reads it")
 
@@ -113,6 +120,39 @@ def missing_recordings(storage: Storage, names: Collection[str]) -> Iterator[Fin
                 gone = replace(key, call=key.call - 1)
                 text = f"call {gone.call} of step {key.step} is gone, and call {key.call} is there"
                 yield Finding("missing", gone.path, text)
+
+
+def incomplete_calls(storage: Storage, names: Collection[str]) -> Iterator[Finding]:
+    """Calls that some ranks have recorded and others not."""
+    dropped = read_dropped(storage)
+    stages: dict[tuple[str, str], list[Key]] = {}
+    keys, commits = named(names)
+    for key in keys:
+        if key.is_shard:
+            stages.setdefault((key.split, key.stage), []).append(key)
+    for (split, stage), shards in sorted(stages.items()):
+        short = judged(storage, split, stage, shards, commits)
+        for one in sorted(short, key=lambda one: call_order(one.key)):
+            if not any(each.holds(one.key) for each in dropped):
+                yield Finding("incomplete", one.key.path, str(one))
+
+
+def _commit(storage: Storage, key: Key, names: Collection[str]) -> Iterator[Finding]:
+    """What is wrong with a commit, or with the shards it speaks of."""
+    there = [shard for shard in key.shards() if shard.path in names]
+    try:
+        commit = read_commit(storage, key)
+        stale = stale_shards(storage, [Recording(storage, shard) for shard in there])
+    except CorruptFileError as error:
+        if error.where is not None and str(error.where).endswith(key.commit):
+            yield Finding("damaged", key.commit, error.what)
+        return  # a damaged shard is found by itself
+    except RolltapeError:
+        return
+    if stale is not None:
+        yield Finding("incomplete", stale.key.path, str(stale))
+    elif commit is not None and not there:
+        yield Finding("leftover", key.commit, "of shards that are not there; prune --steps removes it")
 
 
 def _recorded_before(storage: Storage, key: Key, there: Collection[int]) -> Key | None:

@@ -109,6 +109,8 @@ def begin_run(storage: Storage, rank: int, world_size: int) -> str:
     if run is None or run.launch != launch:  # another launch has begun since: this one's results do not count
         return mine
     for key in _left_behind(storage, rank, world_size):
+        if key.is_shard:
+            storage.delete(key.commit)
         storage.delete(key.path)
     _add(storage, {"run": run.id, "rank": rank, "world_size": world_size, "launch": launch, "cleared": True})
     return run.id

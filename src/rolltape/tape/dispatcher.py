@@ -30,6 +30,8 @@ from rolltape.tape.opening import tell_run
 from rolltape.tape.player import Played, Player
 from rolltape.tape.recorder import Recorder
 from rolltape.tape.scope import Scope
+from rolltape.tape.sessions import this_session
+from rolltape.tape.shards import over_incomplete
 from rolltape.tape.stage import Call, Stage
 from rolltape.tape.step_index import recordings
 from rolltape.tape.summary import Summary, Tally
@@ -51,6 +53,7 @@ class Dispatcher:
         manifest: Manifest,
         out: Dispatcher | None = None,
         run: str | None = None,
+        session: str | None = None,
     ) -> None:
         self.storage = storage
         self.settings = settings
@@ -58,6 +61,8 @@ class Dispatcher:
         current = current_run(storage) if run is None else None
         self.run = current.id if current is not None else run
         """The run that rewrites the whole tape; None if none ever did."""
+        self.session = session or this_session()
+        """Names the process that writes, and those it sent its tape to."""
         self.out = out
         """That of the second tape, for what a replay computes anew."""
         self.closed = False
@@ -68,7 +73,7 @@ class Dispatcher:
     def load(self) -> None:
         """Put in the working parts. After a fork, too: a child must not share its parent's locks."""
         self._tally = Tally()
-        self.recorder = Recorder(self.storage, self.settings, self._tally, self.manifest, self.run)
+        self.recorder = Recorder(self.storage, self.settings, self._tally, self.manifest, self.run, self.session)
         self.player = Player(self.storage, self.settings, self._tally, self.manifest)
         self._live: set[Key] = set()
         self._left_out: set[tuple[str, str]] = set()
@@ -108,7 +113,8 @@ class Dispatcher:
         if substitute is not None and not step_index.holds(replace(key, step=substitute)):
             step_index.forget(key)  # another process has deleted it
             return decide(key.step, step_index.steps(key), self.settings.policy)
-        return decision
+        short = step_index.short(key) if key.is_shard else None
+        return decision if short is None else over_incomplete(decision, short, self.settings.policy)
 
     def begin(self, stage: Stage, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Decide what happens to a call, and copy its inputs while they are as given."""
@@ -126,7 +132,8 @@ class Dispatcher:
         decision = self.decide(key, replays=self.replays(stage))
         self._tally.add(missing=decision.missed and not decision.saves)
         if decision.error is StepMissingError:
-            raise explain_missing(self.storage, key, decision, still_open=self._has_writer())
+            short = self.recorder.step_index.short(key)
+            raise explain_missing(self.storage, key, decision, self._has_writer(), short)
         if decision.error is StepExistsError and self._is_out:
             raise self._step_of_earlier_replay(key.step, key.path)
         if decision.error is not None:
@@ -143,6 +150,7 @@ class Dispatcher:
         call = Call(self, stage, key, scope, decision, scope.called - 1, inputs, arguments=arguments)
         if decision.saves:
             self._claim(key)
+            self.recorder.begin(key)
         return call
 
     def read(self, call: Call) -> Played:

@@ -10,19 +10,25 @@ from rolltape.key import Key, metrics_path
 from rolltape.policy import Decision
 from rolltape.storage import Storage
 from rolltape.tape.manifest import NAME
+from rolltape.tape.shards import Shortfall
 from rolltape.tape.step_index import recordings
 
 
 def explain_missing(
-    storage: Storage, key: Key, decision: Decision | None = None, still_open: bool = False
+    storage: Storage,
+    key: Key,
+    decision: Decision | None = None,
+    still_open: bool = False,
+    short: Shortfall | None = None,
 ) -> StepMissingError:
     """The error for a recording that is not on the tape, with what really applies first.
 
     Lists the folder of the stage, and looks for the step in the others without listing them.
     """
-    reason = decision.reason if decision is not None else f"step {key.step} is not on the tape"
+    reason = f"step {key.step} is not on the tape" if short is None else f"step {key.step} is incomplete: {short}"
+    reason = decision.reason if decision is not None else reason
     hint = decision.hint if decision is not None else None
-    causes = _causes(storage, key)
+    causes = _causes(storage, key) if short is None else short.causes
     if still_open:
         causes = ["the tape that records it is still open in this program: close() it first", *causes]
     return StepMissingError(

@@ -27,6 +27,7 @@ from rolltape.tape.missing import explain_missing
 from rolltape.tape.opening import report
 from rolltape.tape.perturb import perturbation
 from rolltape.tape.recording import Recording
+from rolltape.tape.shards import stale_shards
 from rolltape.tape.stage import Call
 from rolltape.tape.summary import Tally
 
@@ -181,8 +182,10 @@ class Player:
     def _read(self, key: Key) -> Played:
         try:
             played = self._read_into(key)
-        except StepMissingError:  # deleted since it was decided to play it
-            played = None
+        except StepMissingError as error:
+            if error.causes:  # it is there, and does not belong to the others
+                raise
+            played = None  # deleted since it was decided to play it
         if played is None:
             raise explain_missing(self._storage, key)
         return played
@@ -191,12 +194,20 @@ class Player:
         """A recording, decoded; None if it takes more memory than there is room for."""
         recording = Recording(self._storage, key)
         file = recording.open_whole()
+        if key.is_shard:
+            self._check_committed(recording)
         nbytes = recording.size + file.dense_bytes
         if room is not None and nbytes > room:
             return None
         value = recording.value_of(file, partial(self._perturb, key) if self._perturb else None)
         digest = file.digest if self._settings.out else ""
         return Played(key, value, file.about, file.dtypes, recording.size, nbytes, digest)
+
+    def _check_committed(self, recording: Recording) -> None:
+        """Refuse a shard that is not of one writing with the others."""
+        short = stale_shards(self._storage, [recording])
+        if short is not None:
+            raise explain_missing(self._storage, recording.key, short=short)
 
     def _check_given(self, call: Call, source: Key, played: Played, where: str) -> None:
         """Compare what the stage is given with what it was given when it was recorded."""

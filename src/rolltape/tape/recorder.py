@@ -21,6 +21,7 @@ from rolltape.key import Key, metrics_path
 from rolltape.policy import Action, Mode, Overwrite
 from rolltape.settings import OnError, Settings
 from rolltape.storage import Storage
+from rolltape.tape.commits import Committer
 from rolltape.tape.expected_dtypes import check_expected, dtypes_of
 from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import metrics_line
@@ -28,6 +29,7 @@ from rolltape.tape.recording import Recording
 from rolltape.tape.replayed import NAME as REPLAYED
 from rolltape.tape.replayed import replayed_line
 from rolltape.tape.retention import Retention
+from rolltape.tape.sessions import announce, new_attempt
 from rolltape.tape.stage import Call
 from rolltape.tape.step_index import StepIndex
 from rolltape.tape.summary import Tally
@@ -40,7 +42,13 @@ class Recorder:
     """The writing half of a tape."""
 
     def __init__(
-        self, storage: Storage, settings: Settings, tally: Tally, manifest: Manifest, run: str | None
+        self,
+        storage: Storage,
+        settings: Settings,
+        tally: Tally,
+        manifest: Manifest,
+        run: str | None,
+        session: str,
     ) -> None:
         self._storage = storage
         self._tape = manifest.id
@@ -50,6 +58,8 @@ class Recorder:
         self._replayed: dict[str, str] = {}
         self._run = run
         """The run that rewrites the whole tape; None if none ever did."""
+        self._committer = Committer(storage, session)
+        self._announced = False
         self._failures: list[tuple[str, BaseException]] = []
         self._lock = threading.Lock()
         self.writer = Writer(
@@ -61,6 +71,16 @@ class Recorder:
         """The last step of each stage that was recorded, and the one before."""
         self.recorded: set[Key] = set()
         """What this run put on the tape."""
+
+    def begin(self, key: Key) -> None:
+        """Before the first live call of a shard: say who writes the shards of this rank from now on."""
+        with self._lock:
+            new, self._announced = key.is_shard and not self._announced, self._announced or key.is_shard
+        if new:
+            try:
+                announce(self._storage, self._committer.session, key.rank, key.world_size)
+            except RolltapeError as error:
+                self.failed(key.commit, error)
 
     def copy(
         self, call: Call, value: Any, seconds: float, inside: Mapping[str, int], order: int
@@ -95,6 +115,8 @@ class Recorder:
             "run": self._run or self._tape,
             "tape": self._tape,
         }  # fmt: skip
+        if key.is_shard:
+            about["attempt"] = new_attempt(self._committer.session)
         if self._settings.random_state:
             about["random"] = random_state.capture()
         if not call.stage.replay:
@@ -205,20 +227,34 @@ class Recorder:
         self, key: Key, packed: Packed, inputs: Packed | None, about: dict[str, Any], replacing: bool
     ) -> None:
         self._drop_older_calls(key)
+        if replacing and key.is_shard:
+            self._committer.begin(key)
         written = self._write_inputs(key, inputs, about, replacing)
         try:
             written += self._storage.publish(key.path, encode(packed, **about), replace=replacing)
         except StepExistsError as error:
             self._withdraw_inputs(key, about)
+            if key.is_shard:
+                with suppress(RolltapeError):  # then the step is not complete, and that is told
+                    self._committer.lost(key, about["run"])
             if self._renews:  # it was not there when the step began
                 error.causes = ("another process writes the same step of this tape at this very time",)
                 error.hint = "give each process its rank and world_size, or a tape of its own"
             raise
         self._tally.add(recorded=1, bytes_written=written)
+        if key.is_shard:
+            self._complete(key, about)
         try:
             self._tally.add(dropped=self._retention.wrote(key))
         except RolltapeError as error:  # the recording itself is safe
             log.warning("%s is recorded, but old steps could not be dropped: %s", key.path, error)
+
+    def _complete(self, key: Key, about: Mapping[str, Any]) -> None:
+        """If this shard is the last of its call, say so on the tape."""
+        try:
+            self._committer.wrote(key, about["run"], about["attempt"])
+        except RolltapeError as error:  # the shard itself is safe; without a commit it is not replayed
+            self.failed(key.commit, error)
 
     def _write_inputs(self, key: Key, inputs: Packed | None, about: dict[str, Any], replacing: bool) -> int:
         # Inputs first: where a result is visible, what it was made of is too.
@@ -246,6 +282,8 @@ class Recorder:
             later.append(after)
         for old in reversed(later):
             if old not in self.recorded:
+                if old.is_shard:
+                    self._storage.delete(old.commit)
                 self._storage.delete(old.path)
                 self._storage.delete(replace(old, inputs=True).path)
                 self.step_index.remove(old)

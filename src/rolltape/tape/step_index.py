@@ -3,6 +3,9 @@
 Asking for one step costs one look at its file, however many there are. A stage's folder is listed when a
 substitute is first asked for, and kept up to date from then on with what this process writes and drops.
 What other processes write is seen when it is asked for by its step.
+
+Of several ranks, a step counts as recorded once all of them have recorded it: every rank comes to the same
+answer, so that none is replayed while another runs live.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import TypeAlias, overload
 from rolltape.key import Key
 from rolltape.storage import Storage
 from rolltape.tape.current_run import other_run
+from rolltape.tape.shards import Shortfall, judged, named, shortfall_of
 from rolltape.tape.writer import Writer
 
 _Series: TypeAlias = "tuple[int | str, int, int]"
@@ -31,13 +35,34 @@ class StepIndex:
         self._writer = writer
         self._is_others = other_run(storage)
         self._listed: dict[tuple[str, str], dict[_Series, list[int]]] = {}
+        self._mine: set[Key] = set()
+        """The shards that this process has written: the others will follow."""
+        self._short: dict[Key, Shortfall] = {}
         self._lock = threading.Lock()
 
     def holds(self, key: Key) -> bool:
         """Whether this very recording is there."""
-        if self._writer.is_pending(key.path):
+        if self._writer.is_pending(key.path) or key in self._mine:
             return True
-        return self._storage.exists(key.path) and not (self._is_others and self._is_others(key))
+        if key.is_shard and not self._storage.exists(key.commit):
+            return self._holds_shard(key)
+        return (key.is_shard or self._storage.exists(key.path)) and not (
+            self._is_others and self._is_others(key)
+        )
+
+    def short(self, key: Key) -> Shortfall | None:
+        """Why a shard that is there did not count when it was last asked for."""
+        return self._short.get(key)
+
+    def _holds_shard(self, key: Key) -> bool:
+        """Whether a shard without a commit counts: on a tape that is older than commits it may."""
+        self._short.pop(key, None)
+        if not self._storage.exists(key.path) or (self._is_others and self._is_others(key)):
+            return False
+        short = shortfall_of(self._storage, key)
+        if short is not None:
+            self._short[key] = short
+        return short is None
 
     def steps(self, key: Key) -> RecordedSteps:
         """The recorded steps of the call and shard of ``key``."""
@@ -53,10 +78,14 @@ class StepIndex:
 
     def add(self, key: Key) -> None:
         """Note a recording that is about to be written."""
+        if key.is_shard:
+            self._mine.add(key)
+            self._short.pop(key, None)
         self._change(key, 1)
 
     def remove(self, key: Key) -> None:
         """Note that a recording is gone."""
+        self._mine.discard(key)
         self._change(key, 0)
 
     def forget(self, key: Key) -> None:
@@ -69,8 +98,13 @@ class StepIndex:
         names = {name for name in self._writer.pending() if name.startswith(f"{split}/{stage}/")}
         names.update(self._storage.names(f"{split}/{stage}/"))
         found: defaultdict[_Series, list[int]] = defaultdict(list)
-        for key in filter(None, map(Key.parse, names)):
-            if not key.inputs and not (self._is_others and self._is_others(key)):
+        keys, commits = named(names)
+        if self._is_others:
+            keys = [key for key in keys if not self._is_others(key)]
+        short = judged(self._storage, split, stage, keys, commits)
+        lacking = {(one.key.step, one.key.call, one.key.world_size) for one in short}
+        for key in keys:
+            if key in self._mine or (key.step, key.call, key.world_size) not in lacking:
                 found[_series(key)].append(key.step)
         return {series: sorted(steps) for series, steps in found.items()}
 
