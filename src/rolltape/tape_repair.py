@@ -192,6 +192,7 @@ def _drop(tape: Storage, finding: Finding, done: Repair) -> None:
     for key in [key for key in recordings(tape, split) if key.step == step]:
         if key.is_shard:
             tape.delete(key.commit)
+            tape.delete(key.void)
         tape.delete(key.path)
         tape.delete(replace(key, inputs=True).path)
     tape.delete(finding.file)

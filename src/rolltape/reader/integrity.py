@@ -96,7 +96,7 @@ def _look_at(storage: Storage, stat: Stat, names: set[str], report: Report) -> I
     elif (key := Key.parse(name)) is not None:
         yield from look_at_recording(storage, key, names, report)
     elif (key := Key.parse_commit(name)) is not None:
-        yield from _commit(storage, key, names)
+        yield from _commit(storage, name, key, names)
     elif name not in NOTES:  # notes of the comparison, which reads them with care itself
         yield Finding("foreign", name, "no part of a tape has this name; Rolltape never reads it")
 
@@ -137,22 +137,23 @@ def incomplete_calls(storage: Storage, names: Collection[str]) -> Iterator[Findi
                 yield Finding("incomplete", one.key.path, str(one))
 
 
-def _commit(storage: Storage, key: Key, names: Collection[str]) -> Iterator[Finding]:
+def _commit(storage: Storage, name: str, key: Key, names: Collection[str]) -> Iterator[Finding]:
     """What is wrong with a commit, or with the shards it speaks of."""
+    void = name == key.void
     there = [shard for shard in key.shards() if shard.path in names]
     try:
-        commit = read_commit(storage, key)
+        commit = read_commit(storage, key, void=void)
         stale = stale_shards(storage, [Recording(storage, shard) for shard in there])
     except CorruptFileError as error:
-        if error.where is not None and str(error.where).endswith(key.commit):
-            yield Finding("damaged", key.commit, error.what)
+        if str(error.where).endswith(name):
+            yield Finding("damaged", name, error.what)
         return  # a damaged shard is found by itself
     except RolltapeError:
         return
-    if stale is not None:
+    if stale is not None and not void:
         yield Finding("incomplete", stale.key.path, str(stale))
     elif commit is not None and not there:
-        yield Finding("leftover", key.commit, "of shards that are not there; prune --steps removes it")
+        yield Finding("leftover", name, "of shards that are not there; prune --steps removes it")
 
 
 def _recorded_before(storage: Storage, key: Key, there: Collection[int]) -> Key | None:

@@ -102,7 +102,7 @@ class StageFiles:
     shortfalls: list[Shortfall] = field(default_factory=list)
     """What these lack, in order."""
     commits: list[tuple[int, str]] = field(default_factory=list)
-    """The files that say that a step is complete."""
+    """The files that say that a step is complete, or no longer is."""
 
     @property
     def everything(self) -> StageFiles:
@@ -169,7 +169,7 @@ def _listed(storage: Storage, split: str, stage: str, steps: StepSelector) -> St
     for name in storage.names(folder):
         match = _FILE.fullmatch(name, len(folder))
         if match is None:
-            if name.endswith(".commit") and (key := Key.parse_commit(name)) is not None:
+            if name.endswith((".commit", ".void")) and (key := Key.parse_commit(name)) is not None:
                 commits.append((key.step, name))
             continue
         is_input = name.endswith(".in.parquet")
@@ -201,8 +201,15 @@ def _apart(found: StageFiles, short: list[Shortfall]) -> StageFiles:
 
 
 def _of_steps(found: StageFiles, steps: StepSelector) -> StageFiles:
-    kept = {
-        name: [one for one in getattr(found, name) if one[0] in steps]
-        for name in ("files", "inputs", "partial", "commits")
-    }
-    return replace(found, shortfalls=[one for one in found.shortfalls if one.key.step in steps], **kept)
+    def kept(files: list[tuple[int, str]]) -> list[tuple[int, str]]:
+        return [one for one in files if one[0] in steps]
+
+    return StageFiles(
+        found.split,
+        found.stage,
+        kept(found.files),
+        kept(found.inputs),
+        kept(found.partial),
+        [one for one in found.shortfalls if one.key.step in steps],
+        kept(found.commits),
+    )

@@ -2,9 +2,12 @@
 
     {"crc":"…","bytes":…,"world_size":2,"attempts":["5be3…-01…","77af…-9c…"]}
 
-Whichever rank is last writes it, once: every rank, after its own shard, looks for those of the others and stops
-at the first that is missing. Each begins behind itself, so that all of them together look about ``n ln n`` times
-and only the last one at all others. Nothing is listed.
+Whichever rank is last writes it, once: every rank, after its own shard, looks for those of the others and
+stops at the first that is missing. Each begins behind itself, so that all of them together look about
+``n ln n`` times, and only the last one at all others. Nothing is listed.
+
+A run that rewrites a step voids its commit first: it is kept under another name, and no call is complete with
+a shard that it names. So old and new shards are never taken for one step, whoever dies in between.
 """
 
 from __future__ import annotations
@@ -44,11 +47,12 @@ class Commit:
         return checked_line({"world_size": len(self.attempts), "attempts": list(self.attempts)}) + b"\n"
 
 
-def read_commit(storage: Storage, key: Key) -> Commit | None:
-    """The commit of a call; None if there is none. A damaged one is a ``CorruptFileError``."""
-    where = f"{storage.location}/{key.commit}"
+def read_commit(storage: Storage, key: Key, *, void: bool = False) -> Commit | None:
+    """The commit of a call, or its void one; None if there is none. Damage is a ``CorruptFileError``."""
+    name = key.void if void else key.commit
+    where = f"{storage.location}/{name}"
     try:
-        line = bytes(storage.read(key.commit)).rstrip(b"\n")
+        line = bytes(storage.read(name)).rstrip(b"\n")
     except StepMissingError:
         return None
     body = check_line(line, where)
@@ -83,7 +87,10 @@ class Committer:
 
     def begin(self, key: Key) -> None:
         """Before a shard is replaced: the call is not complete until all ranks have replaced theirs."""
-        self._storage.delete(key.commit)
+        commit = read_commit(self._storage, key)
+        if commit is not None:
+            self._storage.publish(key.void, [commit.to_bytes()], replace=True)
+            self._storage.delete(key.commit)
 
     def wrote(self, key: Key, run: str, attempt: str) -> bool:
         """After a shard was written: complete the call if it was the last; whether it is complete."""
@@ -91,10 +98,17 @@ class Committer:
             commit = self._whole(key, run, attempt)
             if commit is None:
                 return False
+            void = read_commit(self._storage, key, void=True)
+            if void is not None and any(map(void.holds, range(key.world_size), commit.attempts)):
+                return False
             try:
                 write_commit(self._storage, key, commit)
+                if void is not None:
+                    self._storage.delete(key.void)
                 return True
-            except StepExistsError:  # another rank was as quick, which is as well; or it speaks of older shards
+            except (
+                StepExistsError
+            ):  # another rank was as quick, which is as well; or it speaks of older shards
                 if read_commit(self._storage, key) == commit:
                     return True
                 self._storage.delete(key.commit)
@@ -111,7 +125,7 @@ class Committer:
             self.wrote(key, run, theirs)
 
     def _whole(self, key: Key, run: str, attempt: str) -> Commit | None:
-        """What there is to say of a call; None if a shard is missing, or is still that of an earlier launch."""
+        """What there is to say of a call; None if a shard is missing, or still that of an earlier launch."""
         found = {key.rank: attempt}
         for ahead in range(1, key.world_size):
             other = replace(key, rank=(key.rank + ahead) % key.world_size)
@@ -119,7 +133,11 @@ class Committer:
                 about = Recording(self._storage, other).about
             except StepMissingError:
                 return None
-            if about.attempt is None or about.run != run or not self._is_live(other, session_of(about.attempt)):
+            if (
+                about.attempt is None
+                or about.run != run
+                or not self._is_live(other, session_of(about.attempt))
+            ):
                 return None
             found[other.rank] = about.attempt
         return Commit(tuple(found[rank] for rank in range(key.world_size)))

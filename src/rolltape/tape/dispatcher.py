@@ -68,13 +68,20 @@ class Dispatcher:
         self.closed = False
         self._last: Summary | None = None
         self.load()
+        if (
+            settings.world_size > 1 and self.recorder.renews
+        ):  # what this rank has here is of an earlier launch
+            self.recorder.begin()
         _open.add(self)
 
     def load(self) -> None:
         """Put in the working parts. After a fork, too: a child must not share its parent's locks."""
         self._tally = Tally()
-        self.recorder = Recorder(self.storage, self.settings, self._tally, self.manifest, self.run, self.session)
-        self.player = Player(self.storage, self.settings, self._tally, self.manifest)
+        self.recorder = Recorder(
+            self.storage, self.settings, self._tally, self.manifest, self.run, self.session
+        )
+        world_of = self.recorder.step_index.other_world
+        self.player = Player(self.storage, self.settings, self._tally, self.manifest, world_of)
         self._live: set[Key] = set()
         self._left_out: set[tuple[str, str]] = set()
         self._logged: dict[str, set[int]] = {}
@@ -150,7 +157,8 @@ class Dispatcher:
         call = Call(self, stage, key, scope, decision, scope.called - 1, inputs, arguments=arguments)
         if decision.saves:
             self._claim(key)
-            self.recorder.begin(key)
+            if key.is_shard:
+                self.recorder.begin()
         return call
 
     def read(self, call: Call) -> Played:
@@ -159,7 +167,8 @@ class Dispatcher:
             self.recorder.writer.wait(replace(call.key, step=call.decision.source).path)
         played = self.player.play(call)
         if self.out is not None:
-            self.out.recorder.note_replayed(played.key.path, played.digest)
+            for path, digest in played.digests:
+                self.out.recorder.note_replayed(path, digest)
         if self.player.reads_ahead and (ahead := self._following(call)) is not None:
             self.player.read_ahead(ahead)
         return played

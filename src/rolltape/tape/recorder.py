@@ -22,6 +22,7 @@ from rolltape.policy import Action, Mode, Overwrite
 from rolltape.settings import OnError, Settings
 from rolltape.storage import Storage
 from rolltape.tape.commits import Committer
+from rolltape.tape.current_run import NAME as RUNS
 from rolltape.tape.expected_dtypes import check_expected, dtypes_of
 from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import metrics_line
@@ -65,22 +66,23 @@ class Recorder:
         self.writer = Writer(
             background=settings.background, max_pending_bytes=settings.max_pending_bytes, fail=self.failed
         )
-        self.step_index = StepIndex(storage, self.writer)
+        self.step_index = StepIndex(storage, self.writer, reshard=settings.reshard)
         self._retention = Retention(storage, settings, self.step_index.remove)
         self._steps: dict[tuple[str, str], tuple[int, int | None]] = {}
         """The last step of each stage that was recorded, and the one before."""
         self.recorded: set[Key] = set()
         """What this run put on the tape."""
 
-    def begin(self, key: Key) -> None:
+    def begin(self) -> None:
         """Before the first live call of a shard: say who writes the shards of this rank from now on."""
         with self._lock:
-            new, self._announced = key.is_shard and not self._announced, self._announced or key.is_shard
+            new, self._announced = not self._announced, True
         if new:
+            own = self._settings
             try:
-                announce(self._storage, self._committer.session, key.rank, key.world_size)
+                announce(self._storage, self._committer.session, own.rank, own.world_size)
             except RolltapeError as error:
-                self.failed(key.commit, error)
+                self.failed(RUNS, error)
 
     def copy(
         self, call: Call, value: Any, seconds: float, inside: Mapping[str, int], order: int
@@ -220,7 +222,8 @@ class Recorder:
         return self._settings.mode in (Mode.AUTO, Mode.REPLAY) or self._settings.overwrite is Overwrite.KEEP
 
     @property
-    def _renews(self) -> bool:
+    def renews(self) -> bool:
+        """Whether this run writes steps anew that are on the tape."""
         return self._settings.mode is Mode.REWRITE or self._settings.overwrite is Overwrite.REWRITE
 
     def _write(
@@ -237,7 +240,7 @@ class Recorder:
             if key.is_shard:
                 with suppress(RolltapeError):  # then the step is not complete, and that is told
                     self._committer.lost(key, about["run"])
-            if self._renews:  # it was not there when the step began
+            if self.renews:  # it was not there when the step began
                 error.causes = ("another process writes the same step of this tape at this very time",)
                 error.hint = "give each process its rank and world_size, or a tape of its own"
             raise
@@ -275,7 +278,7 @@ class Recorder:
 
     def _drop_older_calls(self, key: Key) -> None:
         """When a step is written anew, calls beyond those it now has must not survive from the old run."""
-        if not self._renews or key.call != 0:
+        if not self.renews or key.call != 0:
             return
         later: list[Key] = []
         while self._storage.exists((after := replace(key, call=len(later) + 1)).path):

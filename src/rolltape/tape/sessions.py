@@ -1,9 +1,9 @@
 """Which processes are writing the shards of a tape now: a line in ``runs.jsonl`` for each that begins to.
 
 A launch that died leaves shards behind, and nothing in a file tells them from those that the ranks of this
-launch write. So each process has a name of its own, its session; every shard says which session wrote it, and a
-rank says before its first live call which session is its own from then on. What an earlier session of that rank
-wrote is of a launch that is over.
+launch write. So each process has a name of its own, its session; every shard says which session wrote it, and
+a rank says before its first live call which session is its own from then on. What an earlier session of that
+rank wrote is of a launch that is over.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether every rank's shard of a call is there: the one answer for replay, readers and checks.
 
-A call of several ranks is complete if its commit says so. On tapes of older versions, which have none, it is if
-all shards are there. A rank that goes on without making a call is not missing from it: one that has recorded
+A call of several ranks is complete if its commit says so. On tapes of older versions, which have none, it is
+if all shards are there. A rank that goes on without making a call is not missing from it: one that has recorded
 later steps of the stage, but not this second call; or other stages at later steps, and this stage never.
 """
 
@@ -35,7 +35,9 @@ class Shortfall:
         call = f" call {key.call}" if key.call else ""
         at = f"{key.split}/{key.stage} step {key.step}{call}"
         if not few:
-            return f"all {key.world_size} ranks are there at {at}, and no commit says that they belong together"
+            return (
+                f"all {key.world_size} ranks are there at {at}, and no commit says that they belong together"
+            )
         ranks = f"rank {named}" if len(few) == 1 else f"ranks {named}"
         one = "is" if len(few) == 1 else "are"
         if self.missing:
@@ -47,14 +49,16 @@ class Shortfall:
         """What probably happened."""
         if self.missing:
             return ["that rank died, or is still writing it", "its file was deleted, or not copied"]
-        return ["a run that recorded or rewrote the step died before its last rank was done, or goes on still"]
+        return [
+            "a run that recorded or rewrote the step died before its last rank was done, or goes on still"
+        ]
 
 
 def over_incomplete(decision: Decision, short: Shortfall, policy: Policy) -> Decision:
     """What happens at a step of which this rank's shard is there and others are not.
 
-    It is not recorded, for every rank alike: where a rank whose shard is missing runs live and saves, one that
-    has a shard runs live, too, and replaces it.
+    It is not recorded, for every rank alike: where a rank whose shard is missing runs live and saves, one
+    that has a shard runs live, too, and replaces it.
     """
     if decision.action is Action.RECORD:
         why = f"step {decision.step} is incomplete on the tape ({short})"
@@ -91,8 +95,8 @@ def shortfalls(
 ) -> Iterator[Shortfall]:
     """The calls of one stage that are not complete, given all its recordings and the names of its commits.
 
-    Pure. Files are asked for only where names cannot tell: ``commit`` where a shard is missing all the same, and
-    ``attempt`` where all shards are there without one.
+    Pure. Files are asked for only where names cannot tell: ``commit`` where a shard is missing all the same,
+    and ``attempt`` where all shards are there without one.
     """
     calls: dict[Key, set[int]] = {}
     last: dict[tuple[int, int], int] = {}
@@ -142,7 +146,7 @@ def _without_commit(unsure: list[Key], attempt: Callable[[Key], str | None]) -> 
 
 
 def shortfall_of(storage: Storage, key: Key) -> Shortfall | None:
-    """What a call lacks; None if it is complete. Costs one look where it is, and lists only where it is not."""
+    """What a call lacks; None if it is complete. One look where it is; lists only where a shard is missing."""
     if not key.is_shard or storage.exists(key.commit):
         return None
     missing = tuple(shard.rank for shard in key.shards() if not storage.exists(shard.path))
@@ -153,7 +157,7 @@ def shortfall_of(storage: Storage, key: Key) -> Shortfall | None:
 
 
 def list_shortfalls(storage: Storage, split: str, stage: str) -> list[Shortfall]:
-    """The calls of a stage that are not complete; lists its folder, and others only where that may excuse one."""
+    """The calls of a stage that are not complete. Lists its folder, and others where that may excuse one."""
     keys, commits = named(storage.names(f"{split}/{stage}/"))
     return list(judged(storage, split, stage, keys, commits))
 
@@ -165,7 +169,7 @@ def named(names: Iterable[str]) -> tuple[list[Key], set[str]]:
     for name in names:
         if (key := Key.parse(name)) is not None:
             keys += [] if key.inputs else [key]
-        elif Key.parse_commit(name) is not None:
+        elif name.endswith(".commit") and Key.parse_commit(name) is not None:
             commits.add(name)
     return keys, commits
 
@@ -196,7 +200,7 @@ def judged(
 
 
 def stale_shards(storage: Storage, recordings: Collection[Recording]) -> Shortfall | None:
-    """Whether shards that are there are not those that their commit speaks of: one is being rewritten, say."""
+    """The first shard that is there and is not the one that its commit speaks of: it is being rewritten, say."""
     commits: dict[Key, Commit | None] = {}
     for recording in recordings:
         key = recording.key

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias, overload
 
+from rolltape.errors import MismatchError
 from rolltape.key import Key
 from rolltape.storage import Storage
 from rolltape.tape.current_run import other_run
@@ -30,10 +31,12 @@ _Series: TypeAlias = "tuple[int | str, int, int]"
 class StepIndex:
     """Knows which steps are recorded; what is waiting to be written counts as recorded."""
 
-    def __init__(self, storage: Storage, writer: Writer) -> None:
+    def __init__(self, storage: Storage, writer: Writer, *, reshard: bool = False) -> None:
         self._storage = storage
         self._writer = writer
         self._is_others = other_run(storage)
+        self._reshard = reshard
+        """Whether what another number of ranks recorded counts."""
         self._listed: dict[tuple[str, str], dict[_Series, list[int]]] = {}
         self._mine: set[Key] = set()
         """The shards that this process has written: the others will follow."""
@@ -41,7 +44,27 @@ class StepIndex:
         self._lock = threading.Lock()
 
     def holds(self, key: Key) -> bool:
-        """Whether this very recording is there."""
+        """Whether this very recording is there, or one that it can be made of."""
+        return self._holds(key) or self.other_world(key) is not None
+
+    def other_world(self, key: Key) -> int | None:
+        """How many ranks recorded a call that is to be divided anew; None if this very number did."""
+        if not self._reshard or isinstance(key.call, str) or self._holds(key):
+            return None
+        with self._lock:
+            folder = self._folder(key)
+            worlds = sorted(
+                world for world in _worlds(folder, key) if key.step in _common(folder, key, world)
+            )
+        if len(worlds) > 1:
+            raise MismatchError(
+                f"step {key.step} was recorded by {worlds[0]} ranks, and by {worlds[1]} ranks again",
+                where=f"{self._storage.location}/{key.split}/{key.stage}",
+                hint="rolltape cut or prune one of them away: which one is meant cannot be told",
+            )
+        return worlds[0] if worlds else None
+
+    def _holds(self, key: Key) -> bool:
         if self._writer.is_pending(key.path) or key in self._mine:
             return True
         if key.is_shard and not self._storage.exists(key.commit):
@@ -71,10 +94,17 @@ class StepIndex:
     def in_order(self, key: Key) -> list[int]:
         """The same as a list that is not to be changed."""
         with self._lock:
-            folder = self._listed.get((key.split, key.stage))
-            if folder is None:
-                folder = self._listed[key.split, key.stage] = self._list(key.split, key.stage)
-            return folder.get(_series(key), [])
+            folder = self._folder(key)
+            mine = folder.get(_series(key), [])
+            if not self._reshard or isinstance(key.call, str):
+                return mine
+            return sorted({*mine}.union(*(_common(folder, key, world) for world in _worlds(folder, key))))
+
+    def _folder(self, key: Key) -> dict[_Series, list[int]]:
+        folder = self._listed.get((key.split, key.stage))
+        if folder is None:
+            folder = self._listed[key.split, key.stage] = self._list(key.split, key.stage)
+        return folder
 
     def add(self, key: Key) -> None:
         """Note a recording that is about to be written."""
@@ -157,6 +187,17 @@ def recordings(storage: Storage, split: str | None = None, stage: str | None = N
                 continue
             keys = [key for name in storage.names(folder) if (key := Key.parse(name)) and not key.inputs]
             yield from sorted((key for key in keys if not (is_others and is_others(key))), key=call_order)
+
+
+def _worlds(folder: dict[_Series, list[int]], key: Key) -> set[int]:
+    """The other numbers of ranks that have recorded this call at some step."""
+    return {world for call, _, world in folder if call == key.call} - {key.world_size}
+
+
+def _common(folder: dict[_Series, list[int]], key: Key, world: int) -> set[int]:
+    """The steps at which each of so many ranks has recorded a call."""
+    first, *others = (folder.get((key.call, rank, world), []) for rank in range(world))
+    return set(first).intersection(*others)
 
 
 def _series(key: Key) -> _Series:

@@ -78,6 +78,7 @@ class Tape(Reading):
         split: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        reshard: bool | None = None,
         fingerprint: Mapping[str, Any] | None = None,
         match: Mapping[str, str] | None = None,
         max_keep: int | None = None,

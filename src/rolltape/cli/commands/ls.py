@@ -21,7 +21,6 @@ from rolltape.tape.missing import ranges
 from rolltape.tape.shards import Shortfall
 from rolltape.tape.summary import amount
 
-
 MOST_SHORTFALLS = 10
 """How many incomplete steps are named."""
 

@@ -76,8 +76,8 @@ def command(
 def choose(
     tape: Run, listed: StageFiles, keep: int | None, steps: StepSelector | None, pin: StepSelector
 ) -> Doomed:
-    """The recordings of a stage that go. Results come before their inputs: no result is ever without. First of
-    all go commits: a step of which some shards are gone is not complete.
+    """The recordings of a stage that go. Results come before their inputs: no result is ever without. Commits
+    go first of all: a step of which some shards are gone is not complete.
     """
     everything = [*listed.commits, *listed.files, *listed.partial, *listed.inputs]
     doomed = steps_to_drop({step for step, _ in everything}, keep, steps, pin)
