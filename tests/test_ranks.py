@@ -68,7 +68,7 @@ def launch(
     directory: Path, ranks: Iterable[int], world: int, steps: list[int], die: dict[int, str] | None = None,
     names: list[int] | None = None, **options: Any,
 ) -> tuple[list[dict[str, Any] | None], list[str]]:  # fmt: skip
-    """A process per rank; each live call waits until all are in one. Their results, and what was committed."""
+    """A process per rank; each live call waits until all are in one. Results, and what was committed."""
     started = []
     for at, rank in enumerate(ranks):
         given = {"mode": "auto", "rank": rank, "world_size": world, **options}

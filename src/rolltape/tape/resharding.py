@@ -1,8 +1,8 @@
 """A step that was recorded by some number of ranks, for a run that has another: by samples, or not at all.
 
 The samples of all shards are taken in the order of the ranks, and each rank of this run gets an equal,
-contiguous part of them: of n samples, rank r of w gets those from r·n/w on. Bit for bit what was recorded, or an
-error that names what cannot be: nothing is padded, made up, or taken from just one of the shards.
+contiguous part of them: of n samples, rank r of w gets those from r·n/w on. Bit for bit what was recorded, or
+an error that names what cannot be: nothing is made up, or taken from just one of the shards.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from rolltape.batch.joining import join, split_group
 from rolltape.batch.tree import Dismantled, Tree
 from rolltape.codec.file import Change, RecordingFile, decoding
 from rolltape.codec.header import About
+from rolltape.codec.joining import columns_aside, join, set_aside, split_group
 from rolltape.errors import BatchError, MismatchError
 from rolltape.key import Key
 from rolltape.storage import Storage
@@ -118,9 +118,12 @@ def _piece(file: RecordingFile, start: int, stop: int) -> Dismantled:
     """Some samples of a shard, taken apart; of one that has no part in it, what belongs to no sample."""
     if stop > start and (group := split_group(file.tree.taken_apart(0, {}, {}).tree, start, stop)):
         raise BatchError(f"{group} would be taken apart")
-    columns = file.columns(list(file.stored_columns), start, stop)
+    marked = set_aside(file.tree.taken_apart(0, {}, {}).tree)
+    kept = columns_aside(marked)
+    columns = file.columns([name for name in file.stored_columns if name not in kept], start, stop)
+    columns |= file.columns(sorted(kept))
     wholes = {name: file.whole(name) for name in file.stored_wholes}
-    return file.tree.cut(file.samples, range(start, stop)).taken_apart(stop - start, columns, wholes)
+    return Tree(marked).cut(file.samples, range(start, stop)).taken_apart(stop - start, columns, wholes)
 
 
 def _common(abouts: Sequence[About], random: bool) -> About:

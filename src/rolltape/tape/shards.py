@@ -1,8 +1,8 @@
 """Whether every rank's shard of a call is there: the one answer for replay, readers and checks.
 
 A call of several ranks is complete if its commit says so. On tapes of older versions, which have none, it is
-if all shards are there. A rank that goes on without making a call is not missing from it: one that has recorded
-later steps of the stage, but not this second call; or other stages at later steps, and this stage never.
+if all shards are there. A rank that goes on without making a call is not missing from it: one that has
+recorded later steps of the stage, but not this second call; or other stages at later steps, and this never.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _without_commit(unsure: list[Key], attempt: Callable[[Key], str | None]) -> 
 
 
 def shortfall_of(storage: Storage, key: Key) -> Shortfall | None:
-    """What a call lacks; None if it is complete. One look where it is; lists only where a shard is missing."""
+    """What a call lacks; None if it is complete. One look if it is; lists only where a shard is missing."""
     if not key.is_shard or storage.exists(key.commit):
         return None
     missing = tuple(shard.rank for shard in key.shards() if not storage.exists(shard.path))
@@ -200,7 +200,7 @@ def judged(
 
 
 def stale_shards(storage: Storage, recordings: Collection[Recording]) -> Shortfall | None:
-    """The first shard that is there and is not the one that its commit speaks of: it is being rewritten, say."""
+    """The first shard that is there and is not the one its commit speaks of: it is being rewritten, say."""
     commits: dict[Key, Commit | None] = {}
     for recording in recordings:
         key = recording.key

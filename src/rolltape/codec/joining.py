@@ -1,10 +1,12 @@
 """Several values of one kind as one value with all their samples; refused where something would be made up.
 
-Columns are laid end to end. Whatever belongs to no sample must be the same in all of them.
+Columns are laid end to end. Whatever belongs to no sample must be the same in all of them, and so must what
+stands under ``meta``: as many entries there as there are samples are a coincidence.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +16,14 @@ from rolltape.batch.arrays import Bits
 from rolltape.batch.columns import ArrayColumn, Column, RaggedColumn
 from rolltape.batch.lists import list_column, list_of
 from rolltape.batch.scalars import Json
-from rolltape.batch.tree import Dismantled
+from rolltape.batch.tree import Dismantled, Tree, dismantle
+from rolltape.codec.pack import pack
 from rolltape.errors import BatchError
+
+META = ("meta", "meta_info", "metadata")
+"""Names under which trainers keep what belongs to the whole batch."""
+
+_ASIDE = "$aside"
 
 
 def join(pieces: Sequence[Dismantled]) -> Dismantled:
@@ -23,6 +31,32 @@ def join(pieces: Sequence[Dismantled]) -> Dismantled:
     joined = Dismantled(sum(piece.samples for piece in pieces), None)
     joined.tree = _join([piece.tree for piece in pieces], pieces, joined, "")
     return joined
+
+
+def set_aside(tree: Json) -> Json:
+    """The tree with everything under ``meta`` put away: it belongs to no sample, and is not cut."""
+    if isinstance(tree, list):
+        return [set_aside(child) for child in tree]
+    if not isinstance(tree, dict):
+        return tree
+    return {
+        name: {_ASIDE: json.dumps(child)} if name in META and isinstance(child, dict) else set_aside(child)
+        for name, child in tree.items()
+    }
+
+
+def columns_aside(tree: Json) -> set[str]:
+    """The columns of what was put away."""
+    if isinstance(tree, dict) and _ASIDE in tree:
+        return _mentioned("$column", json.loads(tree[_ASIDE]))
+    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    return set().union(*map(columns_aside, children))
+
+
+def _mentioned(tag: str, tree: Json) -> set[str]:
+    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    own = {tree[tag]} if isinstance(tree, dict) and tag in tree else set()
+    return own.union(*(_mentioned(tag, child) for child in children))
 
 
 def split_group(node: Json, start: int, stop: int) -> str | None:
@@ -55,6 +89,8 @@ def _join(nodes: list[Json], pieces: Sequence[Dismantled], joined: Dismantled, p
         raise BatchError(f"{_at(path)} is put together in different ways in different shards")
     if "$column" in first:
         return _column(nodes, pieces, joined)
+    if _ASIDE in first:
+        return _aside(nodes, pieces, joined, path)
     if "$whole" in first:
         return _whole(nodes, pieces, joined)
     if "$row" in first or "$point" in first:
@@ -115,6 +151,21 @@ def _end_to_end(name: str, columns: Sequence[Column]) -> Column:
         raise BatchError(f"column {name!r} has rows of different kinds in different shards")
     values = np.concatenate([column.values for column in ragged])
     return RaggedColumn(values, np.concatenate([column.lengths for column in ragged]), ragged[0].dtype)
+
+
+def _aside(nodes: list[Json], pieces: Sequence[Dismantled], joined: Dismantled, path: str) -> Json:
+    """What belongs to no sample, however many entries it has: the same value in all, or refused."""
+    trees = [json.loads(node[_ASIDE]) for node in nodes]
+    pairs = zip(trees, pieces, strict=True)
+    values = [Tree(tree).build(piece.columns, piece.wholes) for tree, piece in pairs]
+    if len({pack(dismantle(value)).digest() for value in values}) > 1:
+        _join(
+            trees, pieces, Dismantled(0, None), path
+        )  # names what differs, where that is a value of its own
+        raise BatchError(f"{_at(path)} belongs to no sample, and differs between shards")
+    joined.columns |= {name: pieces[0].columns[name] for name in _mentioned("$column", trees[0])}
+    joined.wholes |= {name: pieces[0].wholes[name] for name in _mentioned("$whole", trees[0])}
+    return trees[0]
 
 
 def _whole(nodes: list[Json], pieces: Sequence[Dismantled], joined: Dismantled) -> Json:
