@@ -175,7 +175,7 @@ REFUSED = {
     "another dtype": (
         [{"x": np.zeros((2, 3), np.float32)}, {"x": np.zeros((2, 3), np.float64)}], "'x' is float32 in one"
     ),
-    "another shape": ([{"x": np.zeros((2, 3, 2))}, {"x": np.zeros((2, 4, 2))}], "'x' have the shape"),
+    "another shape": ([{"x": np.zeros((2, 3, 2))}, {"x": np.zeros((2, 4, 2))}], "'x' is rows of the shape [3, 2]"),
     "as many values of its own as samples": (
         [{"uid": ["a", "b"], "meta": {"eos": [1, 2]}}, {"uid": ["a", "b"], "meta": {"eos": [1, 3]}}], "'meta' belongs"
     ),
@@ -205,6 +205,14 @@ def test_a_rank_that_has_no_part_in_a_shard_is_refused_with_the_others(tmp_path:
     for rank in (0, 1):
         with pytest.raises(rolltape.MismatchError, match="'at' belongs to no sample"):
             replay(tmp_path / "t", rank, 2)
+
+
+def test_a_rank_whose_own_part_would_be_exact_is_refused_with_the_others(tmp_path: Path) -> None:
+    record(tmp_path / "t", [{"x": np.zeros((3, width))} for width in (4, 5)])
+    for rank in range(3):
+        with pytest.raises(rolltape.MismatchError, match=r"column 'x' is rows of the shape \[4\]"):
+            replay(tmp_path / "t", rank, 3)
+    assert_same(replay(tmp_path / "t", 5, 6), {"x": np.zeros((1, 5))})
 
 
 def test_random_states_are_each_ranks_own(tmp_path: Path) -> None:

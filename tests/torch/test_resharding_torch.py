@@ -47,7 +47,7 @@ def test_each_rank_gets_its_part(kind: str, recorded: int, replayed: int, tmp_pa
 
 def test_widths_that_differ_are_refused(tmp_path: Path) -> None:
     record(tmp_path / "t", [{"ids": torch.ones(2, width)} for width in (3, 4)])
-    with pytest.raises(rolltape.MismatchError, match=r"rows of column 'ids' have the shape \[3\] in one"):
+    with pytest.raises(rolltape.MismatchError, match=r"column 'ids' is rows of the shape \[3\] in one"):
         replay(tmp_path / "t", 0, 1)
     assert_same(replay(tmp_path / "t", 1, 4), {"ids": torch.ones(1, 3)})
     assert_same(replay(tmp_path / "t", 2, 4), {"ids": torch.ones(1, 4)})

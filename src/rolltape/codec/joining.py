@@ -7,7 +7,7 @@ stands under ``meta``: as many entries there as there are samples are a coincide
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from rolltape.batch.columns import ArrayColumn, Column, RaggedColumn
 from rolltape.batch.lists import list_column, list_of
 from rolltape.batch.scalars import Json
 from rolltape.batch.tree import Dismantled, Tree, dismantle
+from rolltape.codec.header import StoredColumn
 from rolltape.codec.pack import pack
 from rolltape.errors import BatchError
 
@@ -67,6 +68,28 @@ def split_group(node: Json, start: int, stop: int) -> str | None:
             return f"groups of {', '.join(node['fields'])}"
     children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     return next((found for child in children if (found := split_group(child, start, stop))), None)
+
+
+def check_alike(values: Sequence[tuple[Json, Mapping[str, StoredColumn]]]) -> None:
+    """Refuse columns that cannot be laid end to end, by what headers say: trees and stored columns."""
+    found = [_kinds(tree, columns) for tree, columns in values]
+    for name, kinds in found[0].items():
+        every = [one.get(name, kinds) for one in found]
+        for what, *each in zip(("a {}", "{}", "rows of the shape {}", "laid out as {}"), *every, strict=True):
+            if any(one != each[0] for one in each):
+                first, other = what.format(each[0]), what.format(_other(each))
+                raise BatchError(f"column {name!r} is {first} in one shard, and {other} in another")
+
+
+def _kinds(tree: Json, columns: Mapping[str, StoredColumn]) -> dict[str, tuple[Any, ...]]:
+    """What each column is: its kind, dtype, the shape of a row, the order in memory."""
+    if isinstance(tree, dict) and "$column" in tree:
+        stored, wrap = columns[tree["$column"]], tree["wrap"]
+        if wrap["lib"] in ("list", "objects"):  # put together again of their values, whatever these are
+            return {stored.name: (wrap["lib"], None, None, None)}
+        return {stored.name: (wrap["lib"], stored.dtype, list(stored.shape), wrap)}
+    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    return {name: kind for child in children for name, kind in _kinds(child, columns).items()}
 
 
 def _join(nodes: list[Json], pieces: Sequence[Dismantled], joined: Dismantled, path: str) -> Json:

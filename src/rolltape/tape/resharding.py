@@ -16,7 +16,7 @@ from typing import Any
 from rolltape.batch.tree import Dismantled, Tree
 from rolltape.codec.file import Change, RecordingFile, decoding
 from rolltape.codec.header import About
-from rolltape.codec.joining import columns_aside, join, set_aside, split_group
+from rolltape.codec.joining import check_alike, columns_aside, join, set_aside, split_group
 from rolltape.errors import BatchError, MismatchError
 from rolltape.key import Key
 from rolltape.storage import Storage
@@ -95,6 +95,8 @@ def _part(
         raise BatchError(str(stale))
     sizes = [file.samples for file in files]
     bounds = part_bounds(sizes, key.rank, key.world_size)
+    for rank in range(key.world_size):  # all ranks are refused, or none
+        _check_part(files, part_bounds(sizes, rank, key.world_size))
     about = _common([file.about for file in files], random)
     pieces = [_piece(file, *bound) for file, bound in zip(files, bounds, strict=True)]
     joined = join(pieces)
@@ -116,14 +118,25 @@ def _part(
 
 def _piece(file: RecordingFile, start: int, stop: int) -> Dismantled:
     """Some samples of a shard, taken apart; of one that has no part in it, what belongs to no sample."""
-    if stop > start and (group := split_group(file.tree.taken_apart(0, {}, {}).tree, start, stop)):
-        raise BatchError(f"{group} would be taken apart")
-    marked = set_aside(file.tree.taken_apart(0, {}, {}).tree)
+    marked = _node(file)
     kept = columns_aside(marked)
     columns = file.columns([name for name in file.stored_columns if name not in kept], start, stop)
     columns |= file.columns(sorted(kept))
     wholes = {name: file.whole(name) for name in file.stored_wholes}
     return Tree(marked).cut(file.samples, range(start, stop)).taken_apart(stop - start, columns, wholes)
+
+
+def _check_part(files: Sequence[RecordingFile], bounds: Sequence[tuple[int, int]]) -> None:
+    """Refuse a part, of whichever rank, whose samples lie differently in its shards; by headers alone."""
+    taken = [(file, *bound) for file, bound in zip(files, bounds, strict=True) if bound[0] < bound[1]]
+    for file, start, stop in taken:
+        if group := split_group(_node(file), start, stop):
+            raise BatchError(f"{group} would be taken apart")
+    check_alike([(_node(file), file.stored_columns) for file, _, _ in taken])
+
+
+def _node(file: RecordingFile) -> Any:
+    return set_aside(file.tree.taken_apart(0, {}, {}).tree)
 
 
 def _common(abouts: Sequence[About], random: bool) -> About:
