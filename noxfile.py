@@ -15,6 +15,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
+import azurite  # noqa: E402
 import compat  # noqa: E402
 import cpu_limit  # noqa: E402
 import envs  # noqa: E402
@@ -146,6 +147,7 @@ def serve(session: nox.Session) -> None:
 def store(session: nox.Session) -> None:
     """Tapes in object stores, behind a real S3 server, and a Ray cluster that reads and writes them."""
     python = envs.find_python_or_own(MAIN_PYTHON)
+    have_azurite(session)
     run_tests(session, "store", python, "tests/store", "-W", "default", *TWO_FILES_AT_ONCE)
 
 
@@ -290,6 +292,13 @@ def have_plots(session: nox.Session) -> None:
         python = environment(session, "node", envs.find_python_or_own(MAIN_PYTHON))
     with envs.phase("viewer: fetching its plot library"):
         session.run(python, str(ROOT / "tools" / "plots.py"), external=True, log=False)
+
+
+def have_azurite(session: nox.Session) -> None:
+    """The server that speaks Azure's Blob storage, in the cache beside the environments."""
+    if not azurite.is_there():
+        with envs.phase("store: fetching Azurite"):
+            session.run(sys.executable, str(ROOT / "tools" / "azurite.py"), external=True, log=False)
 
 
 def environment(session: nox.Session, stack: str, interpreter: envs.Interpreter) -> str:

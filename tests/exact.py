@@ -27,7 +27,7 @@ def to_bytes(value: Any) -> bytes:
 def open_bytes(data: bytes) -> RecordingFile:
     """A recording from its bytes."""
     view = memoryview(data)
-    return RecordingFile(lambda offset, length: view[offset : offset + length], len(view))
+    return RecordingFile(lambda spans: [view[at : at + length] for at, length in spans], len(view))
 
 
 def roundtrip(value: Any) -> Any:

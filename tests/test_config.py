@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import pickle
+import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -173,11 +174,32 @@ def test_a_directory_inside_a_ray_session_is_warned_about(
     assert not warns or str(tmp_path / inside) in caplog.text
 
 
-def test_an_object_store_is_refused_for_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("ftp://host/tape", "not kept at ftp://"),
+        ("https://host/tape?sig=S3CRET", "not kept at https://"),
+        ("s3://KEY:S3CRET@bucket/tape", "no user, key or query"),
+        ("az://box/tape?sv=1&sig=S3CRET", "no user, key or query"),
+        ("s3:///tape", "names no bucket"),
+        ("gs://bucket/a/../b", "cannot be used"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_and_its_secrets_are_not_shown(
+    url: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="object stores are not supported yet"):
-        rolltape.Tape("s3://bucket/tape", mode="record")
+    with pytest.raises(ConfigError, match=said) as caught:
+        rolltape.Tape(url, mode="record")
+    assert "S3CRET" not in str(caught.value)
+    assert "KEY" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(rolltape.MissingDependencyError, match=r'pip install "rolltape\[store\]"'):
+        rolltape.Tape("s3://bucket/tape", mode="record")
 
 
 def test_an_omegaconf_config_is_resolved_in_its_section_only() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +126,9 @@ class Counted:
         self.data = memoryview(data)
         self.read: list[tuple[int, int]] = []
 
-    def __call__(self, offset: int, length: int) -> memoryview:
-        self.read.append((offset, length))
-        return self.data[offset : offset + length]
+    def __call__(self, spans: Sequence[tuple[int, int]]) -> list[memoryview]:
+        self.read += spans
+        return [self.data[offset : offset + length] for offset, length in spans]
 
     @property
     def total(self) -> int:

@@ -20,14 +20,14 @@ class Reads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
-        read = LocalStorage.read
+        read = LocalStorage.read_end
 
-        def watched(storage: LocalStorage, name: str, offset: int = 0, length: int | None = None) -> Any:
+        def watched(storage: LocalStorage, name: str, length: int, whole: int = 0) -> Any:
             if name.endswith(".parquet"):
                 self.names.append(name.rpartition("step_00000")[2].removesuffix(".parquet"))
-            return read(storage, name, offset, length)
+            return read(storage, name, length, whole)
 
-        monkeypatch.setattr(LocalStorage, "read", watched)
+        monkeypatch.setattr(LocalStorage, "read_end", watched)
 
 
 def settle(tape: rolltape.Tape) -> None:

@@ -15,11 +15,13 @@ from tests.stacks import may_lack
 
 NAMES = """
 Action Batch BatchError ConfigError CorruptFileError Decision DiskFullError EngineError
-EngineUnreachableError ExpectationError FormatVersionError GenerationError Key KeyNameError MatchLevel
+EngineUnreachableError ExpectationError FileReplacedError FormatVersionError GenerationError Key KeyNameError
+MatchLevel
 MemoryLimitError MisplacedFileError
 MismatchError MissingDependencyError Mode NoStepError NotATapeError OnError OnMiss Overwrite PromptError
 RecordError Recording Report RolltapeError Run Settings StageError StaleWeightsError StepExistsError
-StepMissingError StepSelector StorageError Summary Tape TapeClosedError TapeNotFoundError TapeReadOnlyError
+StepMissingError StepSelector StorageError StoreUnreachableError Summary Tape TapeClosedError
+TapeNotFoundError TapeReadOnlyError
 TooLateError UnknownAdapterError UnsupportedReleaseError UnsupportedValueError WeightsError __version__
 compare deterministic open register_adapter register_role serve
 """.split()

@@ -29,11 +29,18 @@ class Rewritten(LocalStorage):
         super().__init__(root)
         self.times = times
 
-    def read(self, name: str, offset: int = 0, length: int | None = None) -> Any:
+    def read_end(self, name: str, length: int, whole: int = 0) -> Any:
+        self._rewrite(name)
+        return super().read_end(name, length, whole)
+
+    def read_ranges(self, name: str, spans: Any, revision: str | None = None) -> Any:
+        self._rewrite(name)
+        return super().read_ranges(name, spans, revision)
+
+    def _rewrite(self, name: str) -> None:
         if self.times and name.endswith(".parquet"):
             self.times -= 1
             write(Path(self.location), self.times + 1)
-        return super().read(name, offset, length)
 
 
 @pytest.mark.parametrize("times", [1, 2, 3, 5])
@@ -58,4 +65,4 @@ def test_one_opened_before_and_read_after_is_read_again(tmp_path: Path) -> None:
 def test_one_that_is_never_still_says_so(tmp_path: Path) -> None:
     write(tmp_path / "t", 0, "record")
     with pytest.raises(rolltape.StorageError, match="replaced while it was read"):
-        Recording(Rewritten(tmp_path / "t", 1000), Key(step=0)).batch(["a"])
+        Recording(Rewritten(tmp_path / "t", 1000), Key(step=0)).batch(["b"])

@@ -41,6 +41,8 @@ GIVEN: dict[str, tuple[Any, str, Any]] = {
     "random_state": (False, "off", False),
     "prefetch": (False, "0", False),
     "max_pending_bytes": ("512MB", "512000000", 512_000_000),
+    "spool": ("spool/a", "spool/a", "spool/a"),
+    "max_spool_bytes": ("50GB", "50GB", 50 * 10**9),
 }
 
 

@@ -1,246 +1,26 @@
-"""What every storage promises, whatever it stores to. A new storage is added to STORAGES and has to pass."""
+"""A directory keeps what every storage promises."""
 
 from __future__ import annotations
 
-import array
-import tempfile
-import threading
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltape.errors import CorruptFileError, KeyNameError, RolltapeError, StepExistsError, StepMissingError
-from rolltape.storage import LocalStorage, Storage, check_name, check_prefix
-from tests.stacks import examples
-
-STORAGES: dict[str, Callable[[Path], Storage]] = {"local": LocalStorage}
-
-NAME = "train/rollout/step_000000.parquet"
+from rolltape.errors import KeyNameError
+from rolltape.storage import LocalStorage, check_name, check_prefix
+from tests.storage_contract import *  # noqa: F403
+from tests.storage_contract import Make
 
 
-@pytest.fixture(params=STORAGES)
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    return STORAGES[request.param](tmp_path / "runs" / "tape")
-
-
-def test_what_was_published_is_read_back_whole(storage: Storage) -> None:
-    chunks = [b"PAR1", bytearray(b"body"), memoryview(b"tail")]
-    assert storage.publish(NAME, chunks, replace=False) == 12
-    assert storage.read(NAME) == b"PAR1bodytail"
-
-
-def test_chunks_may_be_empty_typed_or_many(storage: Storage) -> None:
-    numbers = memoryview(array.array("i", range(6))).cast("B").cast("i", [2, 3])
-    nothing = memoryview(array.array("d"))
-    many = [bytes([index % 256]) for index in range(5000)]
-    storage.publish("train/typed", [b"", numbers, nothing], replace=False)
-    storage.publish("train/many", many, replace=False)
-    storage.publish("train/empty", [], replace=False)
-    assert storage.read("train/typed") == numbers.tobytes()
-    assert storage.read("train/many") == b"".join(many)
-    assert storage.read("train/empty") == b""
-    assert storage.exists("train/empty")
-
-
-def test_a_name_is_not_overwritten_unless_asked(storage: Storage) -> None:
-    storage.publish(NAME, [b"first"], replace=False)
-    with pytest.raises(StepExistsError) as caught:
-        storage.publish(NAME, [b"second"], replace=False)
-    assert storage.read(NAME) == b"first"
-    assert NAME in str(caught.value)
-    storage.publish(NAME, [b"third"], replace=True)
-    assert storage.read(NAME) == b"third"
-
-
-def test_replace_also_publishes_a_new_name(storage: Storage) -> None:
-    storage.publish(NAME, [b"new"], replace=True)
-    assert storage.read(NAME) == b"new"
-
-
-@pytest.mark.parametrize("storage_name", STORAGES)
-@settings(max_examples=examples(30), deadline=None)
-@given(data=st.binary(max_size=300), cuts=st.lists(st.integers(0, 300), max_size=5), bounds=st.data())
-def test_any_range_of_any_bytes(
-    storage_name: str, data: bytes, cuts: list[int], bounds: st.DataObject
-) -> None:
-    edges = [0, *sorted(cuts), len(data)]
-    chunks = [data[start:end] for start, end in pairwise(edges)]
-    offset = bounds.draw(st.integers(0, len(data)))
-    length = bounds.draw(st.integers(0, len(data) - offset))
-    with tempfile.TemporaryDirectory() as folder:
-        storage = STORAGES[storage_name](Path(folder))
-        assert storage.publish("x", chunks, replace=False) == sum(map(len, chunks))
-        assert storage.read("x") == b"".join(chunks) == data
-        assert storage.read("x", offset) == data[offset:]
-        assert storage.read("x", offset, length) == data[offset : offset + length]
-
-
-def test_a_missing_name(storage: Storage) -> None:
-    for name in (NAME, "tape.json"):
-        with pytest.raises(StepMissingError) as caught:
-            storage.read(name)
-        assert name in str(caught.value)
-        assert isinstance(caught.value, FileNotFoundError)
-        assert storage.stat(name) is None
-        assert not storage.exists(name)
-        storage.delete(name)
-
-
-@pytest.mark.parametrize(("offset", "length"), [(0, 11), (4, 7), (11, None), (11, 0), (10, 1)])
-def test_a_range_beyond_the_end_is_an_error_never_fewer_bytes(
-    storage: Storage, offset: int, length: int | None
-) -> None:
-    storage.publish(NAME, [b"0123456789"], replace=False)
-    with pytest.raises(CorruptFileError, match="ends too early") as caught:
-        storage.read(NAME, offset, length)
-    assert NAME in str(caught.value)
-
-
-def test_stat_tells_one_revision_from_the_next(storage: Storage) -> None:
-    storage.publish(NAME, [b"one"], replace=False)
-    first = storage.stat(NAME)
-    assert first is not None
-    assert (first.name, first.size) == (NAME, 3)
-    assert storage.stat(NAME) == first
-    storage.publish(NAME, [b"two"], replace=True)
-    second = storage.stat(NAME)
-    assert second is not None
-    assert second.size == 3
-    assert second.revision != first.revision
-
-
-def test_a_folder_is_not_a_file(storage: Storage) -> None:
-    storage.publish(NAME, [b"x"], replace=False)
-    assert not storage.exists("train")
-    assert storage.stat("train/rollout") is None
-    assert not storage.exists(f"{NAME}/deeper")
-
-
-def test_listing_one_level_at_a_time(storage: Storage) -> None:
-    assert list(storage.names("")) == list(storage.entries("val/")) == list(storage.folders("")) == []
-    files = {
-        "tape.json": 1,
-        "train/metrics.jsonl": 2,
-        "train/rollout/a": 3,
-        "train/rollout/b": 4,
-        "val/rollout/a": 5,
-    }
-    for name, size in files.items():
-        storage.publish(name, [bytes(size)], replace=False)
-    assert set(storage.names("")) == {"tape.json"}
-    assert set(storage.folders("")) == {"train/", "val/"}
-    assert set(storage.folders("train/")) == {"train/rollout/"}
-    assert set(storage.names("train/rollout/")) == {"train/rollout/a", "train/rollout/b"}
-    assert {entry.name: entry.size for entry in storage.entries("train/rollout/")} == {
-        "train/rollout/a": 3,
-        "train/rollout/b": 4,
-    }
-    assert all(storage.stat(entry.name) == entry for entry in storage.entries("train/"))
-    assert list(storage.names("train/rollout/a/")) == []
-
-
-def test_what_was_deleted_is_gone_and_can_be_published_again(storage: Storage) -> None:
-    storage.publish(NAME, [b"old"], replace=False)
-    storage.delete(NAME)
-    storage.delete(NAME)
-    assert not storage.exists(NAME)
-    assert list(storage.names("train/rollout/")) == []
-    storage.publish(NAME, [b"new"], replace=False)
-    assert storage.read(NAME) == b"new"
-
-
-def test_appended_lines_follow_each_other(storage: Storage) -> None:
-    for line in (b'{"step": 0}', b"", b'{"step": 1}'):
-        storage.append("train/metrics.jsonl", line)
-    assert storage.read("train/metrics.jsonl") == b'{"step": 0}\n\n{"step": 1}\n'
-
-
-def test_a_half_line_does_not_swallow_the_next_one(storage: Storage) -> None:
-    storage.publish("train/metrics.jsonl", [b'{"step": 0}\n{"st'], replace=False)
-    storage.append("train/metrics.jsonl", b'{"step": 1}')
-    assert storage.read("train/metrics.jsonl") == b'{"step": 0}\n{"st\n{"step": 1}\n'
-
-
-def test_a_line_is_one_line(storage: Storage) -> None:
-    with pytest.raises(ValueError, match="newline"):
-        storage.append("train/metrics.jsonl", b"two\nlines")
-    assert not storage.exists("train/metrics.jsonl")
-
-
-def test_of_many_threads_one_publishes_the_name(storage: Storage) -> None:
-    storage.check_writable()
-    outcomes: list[int | None] = []
-    barrier = threading.Barrier(12)
-
-    def publish(me: int) -> None:
-        barrier.wait()
-        try:
-            storage.publish(NAME, [bytes([me]) * 1000], replace=False)
-            outcomes.append(me)
-        except StepExistsError:
-            outcomes.append(None)
-
-    threads = [threading.Thread(target=publish, args=(me,)) for me in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (winner,) = [outcome for outcome in outcomes if outcome is not None]
-    assert len(outcomes) == 12
-    assert storage.read(NAME) == bytes([winner]) * 1000
-
-
-def test_writing_leaves_nothing_else_to_see(storage: Storage) -> None:
-    storage.check_writable()
-    storage.publish(NAME, [b"x"], replace=False)
-    storage.publish(NAME, [b"y"], replace=True)
-    with pytest.raises(StepExistsError):
-        storage.publish(NAME, [b"z"], replace=False)
-    assert list(storage.folders("")) == ["train/"]
-    assert list(storage.names("")) == []
-    assert list(storage.names("train/rollout/")) == [NAME]
-    assert storage.clean(0) == 0
-
-
-def test_a_place_without_limits_or_some_free_bytes(storage: Storage) -> None:
-    before = storage.free_bytes()  # nothing is there yet
-    assert before is None or before > 0
-    storage.check_writable()
-    assert (storage.free_bytes() is None) == (before is None)
-
-
-BAD_PARTS = ["..", ".", "", ".tmp", ".hidden", "a\\b", "nul\0", "line\n", "x" * 256, "é" * 128, "\ud800"]
-BAD_NAMES = ["/etc/passwd", "a/../../b", "a//b", "a/", *BAD_PARTS, *(f"train/{part}/x" for part in BAD_PARTS)]
-
-
-@pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
-def test_a_name_cannot_leave_the_tape(storage: Storage, tmp_path: Path, name: str) -> None:
-    attempts: list[Callable[[], object]] = [
-        lambda: storage.publish(name, [b"x"], replace=True),
-        lambda: storage.append(name, b"x"),
-        lambda: storage.read(name),
-        lambda: storage.stat(name),
-        lambda: storage.exists(name),
-        lambda: storage.delete(name),
-        lambda: list(storage.names(f"{name}/")),
-        lambda: list(storage.entries(f"{name}/")),
-        lambda: list(storage.folders(f"{name}/")),
-    ]
-    for attempt in attempts:
-        with pytest.raises(KeyNameError) as caught:
-            attempt()
-        assert isinstance(caught.value, RolltapeError)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("prefix", ["train", "/", "train/rollout"])
-def test_a_prefix_ends_in_a_slash(storage: Storage, prefix: str) -> None:
-    with pytest.raises(KeyNameError):
-        list(storage.names(prefix))
+@pytest.fixture
+def make_storage(tmp_path: Path) -> Iterator[Make]:
+    numbers = count()
+    yield lambda: LocalStorage(tmp_path / "runs" / f"tape{next(numbers)}")
+    assert {entry.name for entry in tmp_path.iterdir()} <= {"runs"}
 
 
 @given(st.text("ab./\\\0\n\x7fé\ud800", max_size=12))

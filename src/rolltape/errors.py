@@ -12,6 +12,8 @@
     ├── StepExistsError        (FileExistsError)     the step is already on the tape
     ├── StorageError           (OSError)             reading or writing the tape's files failed
     │   ├── TapeReadOnlyError  (PermissionError)     the tape cannot be written
+    │   ├── StoreUnreachableError (ConnectionError)  an object store does not answer, or throttles
+    │   ├── FileReplacedError                        another file took the place of the one being read
     │   └── DiskFullError                            no space left; says how much was needed
     ├── CorruptFileError       (ValueError)          a file is truncated, altered, or not written by Rolltape
     │   └── MisplacedFileError                       a recording lies where another one belongs
@@ -45,11 +47,13 @@ from typing import Any
 
 __all__ = [
     "BatchError", "ConfigError", "CorruptFileError", "DiskFullError", "EngineError",
-    "EngineUnreachableError", "ExpectationError", "FormatVersionError", "GenerationError",
+    "EngineUnreachableError", "ExpectationError", "FileReplacedError", "FormatVersionError",
+    "GenerationError",
     "KeyNameError", "MemoryLimitError", "MismatchError", "MisplacedFileError", "MissingDependencyError",
     "NoStepError", "NotATapeError",
     "PromptError", "RecordError", "RolltapeError", "StageError", "StaleWeightsError",
-    "StepExistsError", "StepMissingError", "StorageError", "TapeClosedError", "TapeNotFoundError",
+    "StepExistsError", "StepMissingError", "StorageError", "StoreUnreachableError", "TapeClosedError",
+    "TapeNotFoundError",
     "TapeReadOnlyError", "TooLateError", "UnknownAdapterError", "UnsupportedReleaseError",
     "UnsupportedValueError", "WeightsError",
 ]  # fmt: skip
@@ -153,6 +157,14 @@ class TapeReadOnlyError(StorageError, PermissionError):
     """The tape cannot be written."""
 
     code = errno.EACCES
+
+
+class StoreUnreachableError(StorageError, ConnectionError):
+    """An object store does not answer, or answers that it is too busy; it was asked until the deadline."""
+
+
+class FileReplacedError(StorageError):
+    """Another file has taken the place of the one that is being read."""
 
 
 class DiskFullError(StorageError):

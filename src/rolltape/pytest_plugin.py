@@ -42,10 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def rolltape_tape(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[rolltape.Tape]:
     """The tape of this test: replayed, or recorded where ``--rolltape`` asks for it."""
     import rolltape
+    from rolltape.reader.listing import is_tape
 
     folder = tape_dir(request.node, request.config.getini("rolltape_dir"))
     mode = request.config.getoption("--rolltape")
-    there = (folder / "tape.json").is_file()
+    there = is_tape(folder)
     if mode == "replay" and not there:
         pytest.fail(f"there is no tape of this test in {folder}: run pytest --rolltape=record", pytrace=False)
     options: dict[str, Any] = {"mode": mode}
@@ -62,10 +63,11 @@ def rolltape_serve(request: pytest.FixtureRequest) -> Iterator[Any]:
     ``pytest --rolltape=record --rolltape-upstream=URL`` records it from a real one.
     """
     import rolltape
+    from rolltape.reader.listing import is_tape
 
     folder = tape_dir(request.node, request.config.getini("rolltape_dir"))
     mode = request.config.getoption("--rolltape")
-    there = (folder / "tape.json").is_file()
+    there = is_tape(folder)
     if mode == "replay" and not there:
         needed = "pytest --rolltape=record --rolltape-upstream=http://localhost:8000"
         pytest.fail(f"there is no tape of this test in {folder}: run {needed}", pytrace=False)
@@ -74,10 +76,12 @@ def rolltape_serve(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield server
 
 
-def tape_dir(item: Any, base: str) -> Path:
+def tape_dir(item: Any, base: str) -> str:
     """Where the tape of a test is: named after its file and itself, parameters included."""
+    from rolltape.storage import joined, placed
+
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{item.path.stem}.{item.name}").strip("._")
-    return Path(item.path.parent, base, name)
+    return joined(placed(base, str(item.path.parent)), name)
 
 
 def assert_matches_tape(tape: rolltape.Tape, *, gate: Any = None, steps: Any = None) -> None:

@@ -116,6 +116,12 @@ class Settings:
     A number of bytes, or text such as ``"512MB"`` or ``"1GiB"``.
     """
 
+    spool: str | None = None
+    """Where recordings for an object store wait on this machine; ``None``: in the user's cache directory."""
+
+    max_spool_bytes: int = 10 * 2**30
+    """How much may wait there before recording blocks. A number of bytes, or text such as ``"50GB"``."""
+
     def __post_init__(self) -> None:
         if self.rank >= self.world_size:
             raise ConfigError(
@@ -293,5 +299,7 @@ _READ: dict[str, Callable[[object], Any]] = {
     "random_state": _read_bool,
     "prefetch": _read_bool,
     "max_pending_bytes": parse_size,
+    "spool": _read_dir,
+    "max_spool_bytes": parse_size,
 }
 """How each option is read from the value that was given."""

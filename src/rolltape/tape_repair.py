@@ -15,8 +15,16 @@ from rolltape.errors import (
     TapeNotFoundError,
 )
 from rolltape.key import Key, metrics_path
-from rolltape.reader.integrity import Finding, Report, inspect, look_at_recording, wrong_with
+from rolltape.reader.integrity import (
+    Finding,
+    Report,
+    incomplete_calls,
+    inspect,
+    look_at_recording,
+    wrong_with,
+)
 from rolltape.storage import Storage
+from rolltape.tape.commits import Committer
 from rolltape.tape.manifest import NAME, Manifest, digest_of, new_manifest, read_manifest, write_manifest
 from rolltape.tape.opening import not_found
 from rolltape.tape.recording import Recording
@@ -35,6 +43,8 @@ class Repair:
     """Files that were fetched from the copy."""
     dropped: list[tuple[str, int]] = field(default_factory=list)
     """Splits and steps that were dropped with all their stages."""
+    completed: list[str] = field(default_factory=list)
+    """Steps of several ranks that lacked nothing but the commit."""
     lines: int = 0
     """Lines of metrics that were dropped."""
     made: bool = False
@@ -50,6 +60,10 @@ def repair(tape: Storage, copy: Storage | None = None, *, drop: bool = False) ->
     """
     done = Repair()
     _mend_manifest(tape, copy, done)
+    for finding in incomplete_calls(tape, {stat.name for stat in tape.everything()}):
+        key = Key.parse(finding.file)
+        if key is not None and Committer(tape, "").complete(key):
+            done.completed.append(key.commit)
     if copy is not None:
         for finding in _wrong(tape):
             _fetch(tape, copy, finding, done)

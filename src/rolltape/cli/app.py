@@ -23,7 +23,8 @@ from rolltape.errors import RolltapeError, StepMissingError
 COMMANDS = {
     name: name
     for name in (
-        "ls show view browse check repair diff noise accept rerun cut redact doctor prune run serve"
+        "ls show view browse check repair diff noise accept rerun cut redact doctor prune "
+        "push pull sync drain run serve"
     ).split()
 }
 COMMANDS |= {"import": "import_", "export": "export", "demo": "demo", "completion": "shell_completion"}
@@ -35,7 +36,9 @@ OTHER_WORDS = {
     "viewer": "view", "tui": "browse", "verify": "check", "fsck": "check", "validate": "check",
     "fix": "repair", "restore": "repair", "compare": "diff", "record": "run --mode record",
     "replay": "run --mode replay", "delete": "prune", "rm": "prune", "clean": "prune", "slice": "cut",
-    "anonymize": "redact", "help": "--help", "version": "--version",
+    "anonymize": "redact", "upload": "push", "copy": "push", "cp": "push", "download": "pull",
+    "clone": "pull", "fetch": "pull", "mirror": "sync", "rsync": "sync",
+    "help": "--help", "version": "--version",
 }  # fmt: skip
 """Words that people try, and the command for each."""
 

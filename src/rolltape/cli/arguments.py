@@ -10,6 +10,7 @@ from click.shell_completion import CompletionItem
 from rolltape.errors import RolltapeError
 from rolltape.key import check_name
 from rolltape.steps import ALL_STEPS, StepSelector, as_step
+from rolltape.storage import absolute, is_url
 
 if TYPE_CHECKING:  # generic for the type checker; older releases of click know no brackets
     ParamType = click.ParamType[Any]
@@ -18,7 +19,7 @@ else:
 
 
 class TapePath(ParamType):
-    """A directory. Whether there is a tape in it is for the command to say."""
+    """A directory, or a URL of an object store. Whether there is a tape in it is for the command to say."""
 
     name = "directory"
 
@@ -26,12 +27,17 @@ class TapePath(ParamType):
         text = str(value)
         if not text or "\0" in text:
             self.fail(f"{text!r} is not a path", param, ctx)
+        if is_url(text):
+            try:
+                return absolute(text)
+            except RolltapeError as error:  # without what it holds of secrets
+                self.fail(f"{error.where}: {error.what}; {error.hint}", param, ctx)
         return text
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type="dir")]
+        return [] if is_url(incomplete) else [CompletionItem(incomplete, type="dir")]
 
 
 class Step(ParamType):

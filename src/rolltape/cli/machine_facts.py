@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import statistics
 import tempfile
 import time
@@ -15,13 +16,14 @@ from importlib import metadata
 from rolltape import cpu_probe
 from rolltape._version import __version__
 from rolltape.determinism import WATCHED
-from rolltape.errors import RolltapeError
+from rolltape.errors import RolltapeError, TapeReadOnlyError
 from rolltape.integrations.releases import standing
 from rolltape.reader.listing import is_tape
 from rolltape.reader.run import open
+from rolltape.reader.wording import counted, seconds
 from rolltape.settings import resolve
-from rolltape.storage import posix
-from rolltape.tape.opening import RAY_SESSION
+from rolltape.storage import absolute, is_url, posix, storage_at
+from rolltape.tape.opening import RAY_SESSION, spool_of
 from rolltape.tape.summary import amount
 
 NEEDED = ("numpy", "pyarrow", "click", "rich")
@@ -101,7 +103,10 @@ def processor(environ: Mapping[str, str]) -> Iterator[Fact]:
 
 def place(directory: str) -> Iterator[Fact]:
     """Whether a tape can be kept here."""
-    path = os.path.abspath(os.path.expanduser(directory))
+    path = absolute(directory)
+    if is_url(path):
+        yield from _in_a_store(path)
+        return
     yield _kind(path)
     if RAY_SESSION.search(f"{path}/"):
         hint = "Ray removes this folder, and other runs cannot find it; record to a directory elsewhere"
@@ -115,6 +120,38 @@ def place(directory: str) -> Iterator[Fact]:
     yield _writability(parent)
 
 
+def _in_a_store(url: str) -> Iterator[Fact]:
+    """Whether a tape can be kept in a store: it is asked, and a small object is put and deleted."""
+    storage = storage_at(url)
+    try:
+        yield _kind_of(url) if is_tape(url) else Fact("tape", "store", url, "no tape yet")
+        started = time.perf_counter()
+        storage.check_writable()
+    except TapeReadOnlyError as error:
+        hint = "replaying works; to record, use credentials that may write"
+        yield Fact("tape", "writable", f"no: {error.what}", attention=hint)
+    except RolltapeError as error:
+        yield Fact("tape", "store", url, attention=_said(error))
+    else:
+        took = time.perf_counter() - started
+        yield Fact("tape", "writable", f"yes, two requests take {took * 1000:.0f} ms")
+
+
+def spooled(environ: Mapping[str, str]) -> Iterator[Fact]:
+    """What waits on this machine for an object store."""
+    try:
+        spool = spool_of(resolve({"dir": "."}, environ))
+    except RolltapeError:  # told among the settings
+        return
+    for url, waiting in sorted(spool.waiting().items()):
+        value = f"{counted(waiting.files, 'file')}, {amount(waiting.nbytes)}, for {url}"
+        age = seconds(max(time.time() - waiting.oldest, 0))
+        yield Fact(
+            "spool", "not up yet", value, f"the oldest since {age}",
+            attention=f"if no run is writing to it now: rolltape drain {shlex.quote(url)}",
+        )  # fmt: skip
+
+
 def _kind(path: str) -> Fact:
     if os.path.isfile(path):
         return Fact("tape", "directory", path, attention="this is a file; choose another path")
@@ -122,11 +159,16 @@ def _kind(path: str) -> Fact:
         return Fact("tape", "directory", path, "will be created")
     if not is_tape(path):
         return Fact("tape", "directory", path, "no tape yet")
+    return _kind_of(path)
+
+
+def _kind_of(path: str) -> Fact:
+    name = "store" if is_url(path) else "directory"
     try:
         manifest = open(path).manifest
     except RolltapeError as error:
-        return Fact("tape", "directory", path, attention=error.what)
-    return Fact("tape", "directory", path, f"tape {str(manifest.id)[:8]}, written by {manifest.producer}")
+        return Fact("tape", name, path, attention=error.what)
+    return Fact("tape", name, path, f"tape {str(manifest.id)[:8]}, written by {manifest.producer}")
 
 
 def _writability(folder: str) -> Fact:

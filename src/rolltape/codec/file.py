@@ -93,8 +93,8 @@ def decoding() -> Iterator[None]:
         ) from error
 
 
-Read = Callable[[int, int], memoryview]
-"""Reads (offset, length) of the file."""
+Read = Callable[[Sequence[tuple[int, int]]], Sequence[memoryview]]
+"""Reads several (offset, length) of the file."""
 Change = Callable[[dict[str, Column], dict[str, Bits]], None]
 """Replaces columns, or arrays without a sample axis."""
 
@@ -102,18 +102,22 @@ Change = Callable[[dict[str, Column], dict[str, Bits]], None]
 class RecordingFile:
     """One recording, read no further than asked. Everything returned has passed its checksum."""
 
-    def __init__(self, read: Read, size: int, whole: memoryview | None = None) -> None:
-        """``whole`` is the file where it is in memory already."""
-        self._read = read
+    def __init__(
+        self, read: Read, size: int, whole: memoryview | None = None, end: memoryview | None = None
+    ) -> None:
+        """``whole`` is the file where it is in memory already, ``end`` its last bytes where those are."""
+        self._read = read if whole is None else _within(whole)
         self._size = size
-        end = self._end(min(size, TAIL_GUESS))
-        while len(end) < (wanted := tail_size(end)):
+        tail = end if whole is None else whole
+        if tail is None:
+            tail = self._end(min(size, TAIL_GUESS))
+        while len(tail) < (wanted := tail_size(tail)):
             if wanted > size:
                 raise CorruptFileError(
                     "the file is shorter than its footer says", causes=["it was cut short"]
                 )
-            end = self._end(wanted)
-        footer = read_tail(end)
+            tail = self._end(wanted)
+        footer = read_tail(tail)
         self._chunks = footer.chunks
         with decoding():
             self._open(footer.data, whole)
@@ -136,7 +140,7 @@ class RecordingFile:
             raise CorruptFileError("the seal is not of as many columns as the file has")
 
     def _end(self, length: int) -> memoryview:
-        return memoryview(self._read(self._size - length, length))
+        return self._read([(self._size - length, length)])[0]
 
     @cached_property
     def _header(self) -> Header:
@@ -353,16 +357,23 @@ class RecordingFile:
 
     def _load(self, names: Iterable[str], groups: Iterable[int]) -> None:
         """Read the chunks of these columns, and check them."""
-        for name, group in product(names, groups):
-            at = group * len(self._names) + self._index[name]
-            if at in self._loaded:
-                continue
+        wanted = [
+            (group * len(self._names) + self._index[name], name) for name, group in product(names, groups)
+        ]
+        wanted = [(at, name) for at, name in wanted if at not in self._loaded]
+        if not wanted:
+            return
+        found = self._read([(self._chunks[at].offset, self._chunks[at].size) for at, _ in wanted])
+        for (at, name), data in zip(wanted, found, strict=True):
             chunk = self._chunks[at]
-            data = memoryview(self._read(chunk.offset, chunk.size))
             check_chunk(chunk, data, name)
             if not self._in_memory:
                 self._image[chunk.offset : chunk.offset + chunk.size] = data
             self._loaded.add(at)
+
+
+def _within(whole: memoryview) -> Read:
+    return lambda spans: [whole[offset : offset + length] for offset, length in spans]
 
 
 def _cut(table: pa.Table, names: Iterable[str], start: int, stop: int) -> dict[str, pa.ChunkedArray]:

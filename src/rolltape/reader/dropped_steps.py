@@ -40,15 +40,17 @@ def note_dropped(storage: Storage, dropped: Dropped) -> None:
 def read_dropped(storage: Storage) -> list[Dropped]:
     """What was dropped from a tape; lines that cannot be read say nothing."""
     try:
-        lines = bytes(storage.read(NAME)).decode("utf-8", "replace").splitlines()
+        lines = bytes(storage.read(NAME)).splitlines()
     except (StepMissingError, StorageError, MemoryLimitError):  # nothing was dropped, or nothing says so
         return []
-    found = []
-    for line in lines:
-        try:
-            one = Dropped(**json.loads(line))
-            one.holds(Key(step=0))
-        except (ValueError, TypeError, AttributeError, RecursionError, RolltapeError):
-            continue
-        found.append(one)
-    return found
+    return [one for line in lines if (one := parse_dropped(line)) is not None]
+
+
+def parse_dropped(line: bytes) -> Dropped | None:
+    """What a line says; None if it cannot be read."""
+    try:
+        one = Dropped(**json.loads(line.decode("utf-8", "replace")))
+        one.holds(Key(step=0))
+    except (ValueError, TypeError, AttributeError, RecursionError, RolltapeError):
+        return None
+    return one

@@ -21,13 +21,13 @@ from rolltape.storage import Storage, is_url, joined, storage_at
 from rolltape.tape.current_run import NAME as RUNS
 from rolltape.tape.current_run import other_run
 from rolltape.tape.manifest import NAME
-from rolltape.tape.opening import not_found
+from rolltape.tape.opening import UNFINISHED_COPY, not_found
 from rolltape.tape.shards import Shortfall, judged
 from rolltape.tape.step_index import call_order, recordings
 
-NOTES = ("noise.json", "accepted.jsonl", "replayed.jsonl", "dropped.jsonl", RUNS)
+NOTES = ("noise.json", "accepted.jsonl", "replayed.jsonl", "dropped.jsonl", RUNS, UNFINISHED_COPY)
 """Files beside the recordings: the noise floor, who accepted what, what a replay was given, which steps were
-dropped on purpose, which run wrote the tape last.
+dropped on purpose, which run wrote the tape last, and that it is a copy which is not whole yet.
 """
 
 DEEPEST = 4

@@ -19,9 +19,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from rolltape.errors import KeyNameError
+from rolltape.errors import KeyNameError, RolltapeError
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
+Span: TypeAlias = tuple[int, int]
+"""Offset and length."""
 
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 # The longest part that ext4, xfs, btrfs, APFS and NFS accept.
@@ -62,6 +64,16 @@ class Unfinished:
     """How many files are being written now."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What was taken, and has not arrived where the tape is kept."""
+
+    names: Sequence[str] = ()
+    nbytes: int = 0
+    where: str = ""
+    """Where it waits."""
+
+
 class Storage(Protocol):
     """Files by name: published as a whole, read as a whole or in ranges, listed, deleted."""
 
@@ -86,13 +98,26 @@ class Storage(Protocol):
     def append(self, name: str, line: bytes) -> None:
         """Add one line, given without its newline, to ``name``; durable, never mixed with another writer's.
 
+        Only names that end in ``.jsonl`` take lines. The lines of one writer stay in their order.
         If a crash left half a line, that stays as it is; the new text starts on a new line.
         """
 
-    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes | bytearray:
+    def read(
+        self, name: str, offset: int = 0, length: int | None = None, revision: str | None = None
+    ) -> bytes | bytearray:
         """The file's bytes, or ``length`` of them starting at ``offset``.
 
-        Raises StepMissingError if there is no such file, CorruptFileError if it ends too early.
+        Raises StepMissingError if there is no such file, CorruptFileError if it ends too early, and
+        FileReplacedError if ``revision`` is given and the file is another one by now.
+        """
+
+    def read_ranges(self, name: str, spans: Sequence[Span], revision: str | None = None) -> list[memoryview]:
+        """Several ranges of one file, as ``read`` reads each; at once where that is faster."""
+
+    def read_end(self, name: str, length: int, whole: int = 0) -> tuple[Stat, bytes | bytearray]:
+        """The file's last bytes, ``length`` of them or fewer, and its size and revision, of one moment.
+
+        A file of up to ``whole`` bytes is read whole. Raises StepMissingError.
         """
 
     def stat(self, name: str) -> Stat | None:
@@ -129,6 +154,18 @@ class Storage(Protocol):
         has not changed for that long. A file that a live process on this machine is writing stays.
         """
 
+    def settle(self, seconds: float | None = None, *, patient: bool = True) -> Pending:
+        """Wait until all that was taken has arrived, or for so long; what has not.
+
+        Without patience, not for a place that does not answer.
+
+        A storage that takes what it is given to another place later keeps it until then, also if its
+        process dies. All others have nothing pending: their calls return when it has arrived.
+        """
+
+    def take_failures(self) -> Sequence[tuple[str, RolltapeError]]:
+        """The files that were taken and cannot be kept, with why; each is told once."""
+
     def free_bytes(self) -> int | None:
         """How much can still be written; None if there is no limit."""
 
@@ -151,6 +188,27 @@ def check_name(name: str) -> str:
 def is_name(part: str) -> bool:
     """Whether something in a folder has a name that a file of a tape can have."""
     return _problem(part) is None
+
+
+def check_lines(name: str) -> str:
+    """Return ``name`` if it is a valid name that takes lines, else raise KeyNameError."""
+    if not check_name(name).endswith(".jsonl"):
+        raise KeyNameError(
+            f"{name!r} takes no lines: its name does not end in .jsonl",
+            hint="use a name such as train/metrics.jsonl",
+        )
+    return name
+
+
+def check_span(offset: int, length: int | None) -> None:
+    """Raise ValueError unless a range can be asked for."""
+    if offset < 0 or (length is not None and length < 0):
+        raise ValueError(f"offset {offset} and length {length} must not be negative")
+
+
+def flat(chunks: Sequence[BytesLike]) -> list[memoryview]:
+    """The chunks as plain bytes, uncopied. Empty ones are dropped: some of them cannot be cast."""
+    return [view.cast("B") for view in (memoryview(chunk) for chunk in chunks) if view.nbytes]
 
 
 def check_prefix(prefix: str) -> str:

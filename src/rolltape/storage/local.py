@@ -24,10 +24,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from rolltape.errors import CorruptFileError, RolltapeError, StepExistsError, StepMissingError
+from rolltape.errors import RolltapeError
 from rolltape.storage import posix
 from rolltape.storage.beneath import folder, not_regular, open_file
-from rolltape.storage.contract import BytesLike, Mark, Stat, Unfinished, check_name, check_prefix, is_name
+from rolltape.storage.contract import (
+    BytesLike,
+    Mark,
+    Pending,
+    Span,
+    Stat,
+    Unfinished,
+    check_lines,
+    check_name,
+    check_prefix,
+    check_span,
+    flat,
+    is_name,
+)
+from rolltape.storage.file_errors import cut_short, missing, replaced, taken
 from rolltape.storage.memory_limit import check_memory
 
 T = TypeVar("T")
@@ -75,12 +89,12 @@ class LocalStorage:
 
     def publish(self, name: str, chunks: Sequence[BytesLike], *, replace: bool) -> int:
         path = self._path(name)
-        buffers = _flat(chunks)
+        buffers = flat(chunks)
         needed = sum(map(len, buffers))
         with self._explained("publish", path, needed):
             self._open_for_writing()
             if not replace and self._is_taken(name):  # say so before writing gigabytes
-                raise _taken(path)
+                raise taken(path)
             with self._written(buffers) as (temp, source):
                 self._in_folder(name, lambda fd: self._place(temp, source, name, fd, replace=replace))
             self._sync_entry(name)
@@ -89,7 +103,7 @@ class LocalStorage:
     def append(self, name: str, line: bytes) -> None:
         if b"\n" in line:
             raise ValueError("the line must not contain a newline; append adds one")
-        path = self._path(name)
+        path = self._path(check_lines(name))
         with self._explained("append to", path, needed=len(line) + 1):
             self._open_for_writing()
             fd = self._create(name, os.O_RDWR | os.O_APPEND)
@@ -109,6 +123,12 @@ class LocalStorage:
                 os.unlink(base, dir_fd=fd)
             self._sync(inner)
 
+    def settle(self, seconds: float | None = None, *, patient: bool = True) -> Pending:
+        return Pending()
+
+    def take_failures(self) -> Sequence[tuple[str, RolltapeError]]:
+        return ()
+
     def clean(self, older_than_seconds: float) -> int:
         with self._explained("clean", self._temporary, needed=0):
             try:
@@ -119,9 +139,27 @@ class LocalStorage:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes | bytearray:
-        if offset < 0 or (length is not None and length < 0):
-            raise ValueError(f"offset {offset} and length {length} must not be negative")
+    def read(
+        self, name: str, offset: int = 0, length: int | None = None, revision: str | None = None
+    ) -> bytes | bytearray:
+        check_span(offset, length)
+        with self._opened_file(name, revision) as (fd, found):
+            wanted = max(found.size - offset, 0) if length is None else length
+            return self._range(fd, found, offset, wanted)
+
+    def read_ranges(self, name: str, spans: Sequence[Span], revision: str | None = None) -> list[memoryview]:
+        for span in spans:
+            check_span(*span)
+        with self._opened_file(name, revision) as (fd, found):
+            return [memoryview(self._range(fd, found, *span)) for span in spans]
+
+    def read_end(self, name: str, length: int, whole: int = 0) -> tuple[Stat, bytes | bytearray]:
+        with self._opened_file(name) as (fd, found):
+            wanted = found.size if found.size <= max(whole, length) else length
+            return found, self._range(fd, found, found.size - wanted, wanted)
+
+    @contextmanager
+    def _opened_file(self, name: str, revision: str | None = None) -> Iterator[tuple[int, Stat]]:
         path = self._path(name)
         with self._explained("read", path):
             inner, base = _split(name)
@@ -129,18 +167,23 @@ class LocalStorage:
                 with folder(self.location, inner) as parent:
                     fd = open_file(base, os.O_RDONLY, parent, path)
             except (FileNotFoundError, NotADirectoryError) as error:
-                raise StepMissingError("there is no such file on the tape", where=path) from error
+                raise missing(path) from error
             try:
-                size = os.fstat(fd).st_size
-                wanted = max(size - offset, 0) if length is None else length
-                if offset + wanted > size:
-                    raise _cut_short(path, offset + wanted, size)
-                check_memory(wanted, "reading it", path)  # a file of holes has any size, and takes no room
-                data = posix.read_range(fd, offset, wanted)
+                found = _stat(name, os.fstat(fd))
+                if revision is not None and found.revision != revision:
+                    raise replaced(path)
+                yield fd, found
             finally:
                 os.close(fd)
+
+    def _range(self, fd: int, found: Stat, offset: int, wanted: int) -> bytes | bytearray:
+        path = self._path(found.name)
+        if offset + wanted > found.size:
+            raise cut_short(path, offset + wanted, found.size)
+        check_memory(wanted, "reading it", path)  # a file of holes has any size, and takes no room
+        data = posix.read_range(fd, offset, wanted)
         if len(data) != wanted:
-            raise _cut_short(path, offset + wanted, offset + len(data))
+            raise cut_short(path, offset + wanted, offset + len(data))
         return data
 
     def stat(self, name: str) -> Stat | None:
@@ -338,7 +381,7 @@ class LocalStorage:
         except FileExistsError:
             # A network file system that repeats a lost request can deny a link that it has made.
             if not os.path.samestat(os.lstat(temp, dir_fd=source), os.lstat(base, dir_fd=target)):
-                raise _taken(self._path(name)) from None
+                raise taken(self._path(name)) from None
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -350,7 +393,7 @@ class LocalStorage:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             if self._is_taken(name):
-                raise _taken(self._path(name))
+                raise taken(self._path(name))
             os.replace(temp, _split(name)[1], src_dir_fd=source, dst_dir_fd=target)
         finally:
             os.close(fd)
@@ -379,28 +422,5 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir(follow_symlinks=False)
 
 
-def _flat(chunks: Sequence[BytesLike]) -> list[memoryview]:
-    """The chunks as plain bytes, uncopied. Empty ones are dropped: some of them cannot be cast."""
-    return [view.cast("B") for view in (memoryview(chunk) for chunk in chunks) if view.nbytes]
-
-
 def _stat(name: str, found: os.stat_result) -> Stat:
     return Stat(name, found.st_size, f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}")
-
-
-def _taken(path: str) -> StepExistsError:
-    return StepExistsError(
-        "this file is already on the tape, and is not replaced",
-        where=path,
-        causes=["the step was recorded earlier", "another process records the same step to the same tape"],
-        hint="record to a new tape, or set mode to rewrite",
-    )
-
-
-def _cut_short(path: str, wanted: int, size: int) -> CorruptFileError:
-    return CorruptFileError(
-        f"the file ends too early: expected {wanted} bytes, but it has {size}",
-        where=path,
-        causes=["a copy of the tape did not finish", "its disk or network share failed"],
-        hint="`rolltape repair TAPE --from COPY` fetches it from a copy of the tape; `--drop` drops the step",
-    )

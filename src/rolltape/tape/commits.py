@@ -114,6 +114,17 @@ class Committer:
                 self._storage.delete(key.commit)
         return False
 
+    def complete(self, key: Key) -> bool:
+        """Complete a call of which no rank came to it: its shards are the last that its ranks wrote."""
+        first = replace(key, rank=0, inputs=False)
+        try:
+            about = Recording(self._storage, first).about
+        except StepMissingError:
+            return False
+        if about.attempt is None or about.run is None or not self._is_live(first, session_of(about.attempt)):
+            return False
+        return self.wrote(first, about.run, about.attempt)
+
     def lost(self, key: Key, run: str) -> None:
         """Another process has written this very shard meanwhile: it belongs to this launch all the same."""
         try:

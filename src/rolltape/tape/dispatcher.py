@@ -20,6 +20,7 @@ from rolltape.policy import Action, Decision, Mode, Overwrite, decide
 from rolltape.settings import MatchLevel, Settings
 from rolltape.steps import MAX_STEP
 from rolltape.storage import Storage
+from rolltape.storage.store_client import DEADLINE, seconds
 from rolltape.tape.call_arguments import Arguments
 from rolltape.tape.current_run import current_run
 from rolltape.tape.inputs import Inputs, copy_inputs
@@ -39,6 +40,8 @@ from rolltape.tape.writer import Job
 
 log = logging.getLogger("rolltape")
 
+_MOMENT = 2.0
+"""Seconds that a store which answers is given to take what was just recorded."""
 STATE = "state"
 """The stage that a replay with a second tape also calls live: what it then returns shows the last update."""
 
@@ -276,8 +279,13 @@ class Dispatcher:
         self.recorder.append_metrics(split, step, metrics, new=new)
 
     def flush(self) -> None:
-        """Wait until everything is on disk; raises what went wrong."""
+        """Wait until everything is written down; raises what went wrong.
+
+        For an object store that is in the spool of this machine: the store itself is given a moment.
+        """
         self.recorder.writer.wait()
+        self.storage.settle(_MOMENT, patient=False)
+        self.recorder.complete()
         self.recorder.raise_failure()
         if self.out is not None:
             self.out.flush()
@@ -286,25 +294,30 @@ class Dispatcher:
         """What was done so far. Lists the stages that were replayed."""
         if self._last is not None:
             return self._last
+        waiting = tuple(self.storage.settle(0).names)
         try:
-            return self._tally.summary(tuple(self._never_played()))
+            return self._tally.summary(tuple(self._never_played()), waiting)
         except RolltapeError as error:
             log.warning("what was never played cannot be told: %s", error)
-            return self._tally.summary()
+            return self._tally.summary(waiting=waiting)
 
     def close(self) -> None:
         """Write what is pending, say what was done; raises what went wrong."""
         if not self.closed:
             self.recorder.writer.close()
+            left = self.storage.settle(seconds(DEADLINE))
+            self.recorder.complete()
             self.player.close()
             self.closed = True
             _open.discard(self)
             self._last = self.summary()
-            loud = logging.WARNING if self._last.lost else logging.INFO
+            loud = logging.WARNING if self._last.lost or self._last.waiting else logging.INFO
             log.log(loud, "tape %s: %s", self.storage.location, self._last)
             tell_run(self.storage.location, self.settings.mode, self._last.replayed)
             for found in partly_played(self._last.never_played, self.player.played.copy(), self.interrupted):
                 log.warning("tape %s: %s", self.storage.location, found)
+            if left.names:
+                self.recorder.not_up(left)
         if self.out is not None:
             self.out.close()
         self.recorder.raise_failure()

@@ -11,14 +11,23 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
-from rolltape.errors import ConfigError, MismatchError, NotATapeError, TapeNotFoundError, TapeReadOnlyError
+from rolltape.errors import (
+    ConfigError,
+    MismatchError,
+    NotATapeError,
+    StorageError,
+    TapeNotFoundError,
+    TapeReadOnlyError,
+)
 from rolltape.fingerprint import Part, compare
 from rolltape.policy import Mode, OnMiss, Overwrite
 from rolltape.settings import MatchLevel, Settings
 from rolltape.steps import ALL_STEPS, NO_STEPS
-from rolltape.storage import Storage, absolute, is_url, storage_at
+from rolltape.storage import Spool, Storage, absolute, is_url, storage_at
+from rolltape.storage.spool import default_root
 from rolltape.tape.current_run import begin_run
 from rolltape.tape.manifest import (
     NAME,
@@ -31,6 +40,9 @@ from rolltape.tape.manifest import (
     write_manifest,
 )  # fmt: skip
 from rolltape.tape.step_index import recordings
+
+UNFINISHED_COPY = "copying.json"
+"""Is there while a tape is being copied to a place, from before its first file until ``tape.json`` is."""
 
 
 def begin_out(
@@ -73,6 +85,8 @@ def begin_out(
         background=first.background,
         random_state=False,
         max_pending_bytes=first.max_pending_bytes,
+        spool=first.spool,
+        max_spool_bytes=first.max_spool_bytes,
     )
     return settings, run
 
@@ -82,6 +96,8 @@ log = logging.getLogger("rolltape")
 OPENED = "ROLLTAPE_OPENED"
 """The file that `rolltape run` wants to be told in which tapes were opened, and what they replayed."""
 
+_MOST_LOOKED_INTO = 200
+"""Folders in which a tape is looked for, to say where it may be."""
 STALE_AFTER = 24 * 3600.0
 RAY_SESSION = re.compile(r"/(ray/session_[^/]+|session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+)(/|$)")
 """A path inside the folder of a Ray session."""
@@ -97,6 +113,22 @@ def resolved_dir(directory: str) -> str:
             path,
         )
     return path
+
+
+def storage_of(settings: Settings) -> Storage:
+    """The storage of the tape that settings name; in front of a store, a spool for a run that writes."""
+    place = resolved_dir(settings.dir or ".")
+    if not is_url(place) or not (writes(settings) or may_begin(settings)):
+        return storage_at(place)
+    return storage_at(place, spool_of(settings), assume_new=settings.mode is Mode.RECORD)
+
+
+def spool_of(settings: Settings) -> Spool:
+    """Where recordings wait for an object store."""
+    root = default_root(os.environ) if settings.spool is None else absolute(settings.spool)
+    if is_url(root):
+        raise ConfigError("the spool is a directory of this machine, and no URL", where=root)
+    return Spool(root, settings.max_spool_bytes)
 
 
 def may_begin(settings: Settings) -> bool:
@@ -183,7 +215,8 @@ def tell_run(location: str, mode: Mode, *replayed: int) -> None:
 
 def _lacks_manifest(storage: Storage) -> bool:
     """Whether there are recordings and no ``tape.json``; looks again for one that was just written."""
-    return next(recordings(storage), None) is not None and not storage.exists(NAME)
+    begun = storage.exists(UNFINISHED_COPY) or next(recordings(storage), None) is not None
+    return begun and not storage.exists(NAME)
 
 
 def _check_writable(storage: Storage, settings: Settings) -> None:
@@ -209,21 +242,29 @@ def _rewritten(storage: Storage, old: Manifest, new: Manifest) -> Manifest:
 def not_found(storage: Storage) -> TapeNotFoundError | NotATapeError:
     """The error for a place without a tape; says what is there instead."""
     location = storage.location
-    if os.path.isfile(location):
+    if not is_url(location) and os.path.isfile(location):
         return NotATapeError(
             "the tape is a file; a tape is a directory",
             where=location,
             causes=["a file of the tape was named instead of the tape"],
             hint="give the directory that holds tape.json",
         )
-    if not (is_url(location) or os.path.isdir(location)):
+    tapes = _tapes_in(storage) if is_url(location) or os.path.isdir(location) else None
+    if tapes is not None and storage.exists(UNFINISHED_COPY):
+        return TapeNotFoundError(
+            "there is no whole tape here, but a copy of one that has not finished",
+            where=location,
+            causes=["it is still being copied", "the copy was interrupted"],
+            hint="run the same `rolltape push`, `pull` or `sync` again: it goes on where it stopped",
+        )
+    there = 0 if tapes is None else sum(1 for _ in recordings(storage))
+    if tapes is None or (is_url(location) and not tapes and not there):
         return TapeNotFoundError(
             "there is no tape here",
             where=location,
             causes=["the path is wrong, or relative to another directory", "the run was never recorded"],
             hint="record it first (mode: record), or list tapes with: rolltape ls DIRECTORY",
         )
-    there = sum(1 for _ in recordings(storage))
     if there:
         return TapeNotFoundError(
             f"tape.json is missing beside {there} recordings",
@@ -231,19 +272,19 @@ def not_found(storage: Storage) -> TapeNotFoundError | NotATapeError:
             causes=["it was deleted", "a copy of the tape did not finish"],
             hint=f"make it anew (or fetch it, with --from COPY): rolltape repair {shlex.quote(location)}",
         )
-    tapes = _tapes_in(location)
     inside = f"it contains tapes: {', '.join(tapes[:5])}" if tapes else "it has no tape.json"
     return TapeNotFoundError(
-        f"this directory is not a tape: {inside}",
+        f"{'this prefix' if is_url(location) else 'this directory'} is not a tape: {inside}",
         where=location,
         hint="give the tape itself" if tapes else "record it first (mode: record)",
     )
 
 
-def _tapes_in(folder: str) -> list[str]:
+def _tapes_in(storage: Storage) -> list[str]:
     try:
-        return sorted(e.name for e in os.scandir(folder) if os.path.isfile(os.path.join(e.path, NAME)))
-    except OSError:  # it may be entered but not listed
+        folders = islice(storage.folders(""), _MOST_LOOKED_INTO)
+        return sorted(folder.rstrip("/") for folder in folders if storage.exists(folder + NAME))
+    except StorageError:  # it may be entered but not listed
         return []
 
 

@@ -34,10 +34,12 @@ from rolltape.tape.summary import Tally
 
 
 class Sized(Protocol):
-    """Something read, and the memory it takes."""
+    """Something read, the memory it takes, and the file it is of."""
 
     @property
     def nbytes(self) -> int: ...
+    @property
+    def revision(self) -> str: ...
 
 
 T = TypeVar("T", bound=Sized)
@@ -46,8 +48,6 @@ T = TypeVar("T", bound=Sized)
 @dataclass(frozen=True, slots=True)
 class _Ahead(Generic[T]):
     key: Key
-    revision: str
-    """Of the file when it was read."""
     future: Future[T | None]
 
 
@@ -68,18 +68,15 @@ class Prefetch(Generic[T]):
 
     def start(self, key: Key) -> None:
         """Begin to read a recording that will probably be asked for next."""
-        found = self._storage.stat(key.path)
-        if found is None:
-            return
         with self._lock:
             before = self._ahead.pop((key.split, key.stage), None)
             if before is not None:
                 before.future.cancel()
             future = self._pool.submit(self._read_ahead, key)
-            self._ahead[key.split, key.stage] = _Ahead(key, found.revision, future)
+            self._ahead[key.split, key.stage] = _Ahead(key, future)
 
     def take(self, key: Key) -> T | None:
-        """The recording, if it was read ahead and not replaced meanwhile; raises what reading it raised."""
+        """The recording, if it was read ahead and not replaced meanwhile."""
         with self._lock:
             ahead = self._ahead.pop((key.split, key.stage), None)
         if ahead is None:
@@ -88,9 +85,11 @@ class Prefetch(Generic[T]):
             ahead.future.cancel()
             return None
         found = self._storage.stat(key.path)
-        if found is None or found.revision != ahead.revision:
+        try:
+            read = ahead.future.result()
+        except RolltapeError:  # read before it was there, say: it is read again
             return None
-        return ahead.future.result()
+        return read if read is None or (found and found.revision == read.revision) else None
 
     def close(self) -> None:
         """Stop reading ahead and let go of what was read."""
@@ -117,6 +116,8 @@ class Played:
     about: About
     dtypes: Mapping[str, str]
     size: int
+    """Of the file."""
+    revision: str
     """Of the file."""
     nbytes: int
     """In memory, about."""
@@ -218,7 +219,9 @@ class Player:
             return None
         value = recording.value_of(file, partial(self._perturb, key) if self._perturb else None)
         digests = ((key.path, file.digest),) if self._settings.out else ()
-        return Played(key, value, file.about, file.dtypes, recording.size, nbytes, digests)
+        return Played(
+            key, value, file.about, file.dtypes, recording.size, recording.revision, nbytes, digests
+        )
 
     def _read_part(self, key: Key, world: int) -> Played:
         """This rank's part of what another number of ranks recorded."""
@@ -233,7 +236,7 @@ class Player:
                 key.stage, "counts", f"{told}{listed} may count samples, and stays as it was recorded"
             )
         digests = part.digests if self._settings.out else ()
-        return Played(key, part.value, part.about, part.dtypes, part.size, part.size, digests, world)
+        return Played(key, part.value, part.about, part.dtypes, part.size, "", part.size, digests, world)
 
     def _warn_once(self, stage: str, about: str, text: str) -> None:
         if (stage, f"({about})") not in self._warned:

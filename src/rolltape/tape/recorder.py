@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import shlex
 import threading
 import time
 from collections.abc import Mapping
@@ -16,11 +17,17 @@ from rolltape.batch import dismantle, dismantle_one
 from rolltape.batch.one_sample import is_one
 from rolltape.codec.file import encode
 from rolltape.codec.pack import Packed, pack
-from rolltape.errors import ExpectationError, RecordError, RolltapeError, StepExistsError
+from rolltape.errors import (
+    ExpectationError,
+    RecordError,
+    RolltapeError,
+    StepExistsError,
+    StoreUnreachableError,
+)
 from rolltape.key import Key, metrics_path
 from rolltape.policy import Action, Mode, Overwrite
 from rolltape.settings import OnError, Settings
-from rolltape.storage import Storage
+from rolltape.storage import Pending, Storage
 from rolltape.tape.commits import Committer
 from rolltape.tape.current_run import NAME as RUNS
 from rolltape.tape.expected_dtypes import check_expected, dtypes_of
@@ -33,7 +40,7 @@ from rolltape.tape.retention import Retention
 from rolltape.tape.sessions import announce, new_attempt
 from rolltape.tape.stage import Call
 from rolltape.tape.step_index import StepIndex
-from rolltape.tape.summary import Tally
+from rolltape.tape.summary import Tally, amount
 from rolltape.tape.writer import Job, Writer
 
 log = logging.getLogger("rolltape")
@@ -61,6 +68,8 @@ class Recorder:
         """The run that rewrites the whole tape; None if none ever did."""
         self._committer = Committer(storage, session)
         self._announced = False
+        self._arriving: list[tuple[Key, str]] = []
+        """The shards that were written, and may not have arrived where others see them; their attempts."""
         self._failures: list[tuple[str, BaseException]] = []
         self._lock = threading.Lock()
         self.writer = Writer(
@@ -193,6 +202,8 @@ class Recorder:
 
     def raise_failure(self) -> None:
         """Tell the caller, once, about what could not be recorded."""
+        for refused in self._storage.take_failures():
+            self._refused(*refused)
         with self._lock:
             failures, self._failures = self._failures, []
         if not failures:
@@ -208,6 +219,32 @@ class Recorder:
             error.causes += (f"{len(failures) - 1} more could not be written; see tape.summary().lost",)
         error.hint = error.hint or "set on_error=warn to train on without this recording"
         raise error
+
+    def not_up(self, left: Pending) -> None:
+        """Tell that the store has not taken everything; it is kept here, and nothing is lost."""
+        what = f"{len(left.names)} files ({amount(left.nbytes)}) are not in the store yet; they are kept here"
+        hint = f"when the store answers again: rolltape drain {shlex.quote(self._storage.location)}"
+        error = StoreUnreachableError(what, where=left.where, hint=hint)
+        log.error("tape %s: %s", self._storage.location, error)
+        if self._settings.on_error is OnError.RAISE:
+            with self._lock:
+                self._failures.append((left.names[0], error))
+
+    def _refused(self, name: str, error: RolltapeError) -> None:
+        """A file that was written down here, and that the store does not take."""
+        if isinstance(error, StepExistsError):
+            if (key := Key.parse(name)) is not None and key.is_shard:
+                with self._lock:
+                    self._arriving = [one for one in self._arriving if one[0] != key]
+                with suppress(RolltapeError):
+                    self._committer.lost(key, self._run or self._tape)
+            self._tally.add(recorded=-1)
+            self.failed(name, error)
+        elif self._settings.on_error is OnError.WARN:
+            log.warning("%s is not in the store, but on this machine; training goes on: %s", name, error)
+        else:
+            with self._lock:
+                self._failures.append((name, error))
 
     def _before(self, key: Key) -> int | None:
         """The step that this run recorded of the stage before this one; a check can tell if it is gone."""
@@ -246,18 +283,30 @@ class Recorder:
             raise
         self._tally.add(recorded=1, bytes_written=written)
         if key.is_shard:
-            self._complete(key, about)
+            with self._lock:
+                self._arriving.append((key, about["attempt"]))
+            self.complete()
         try:
             self._tally.add(dropped=self._retention.wrote(key))
         except RolltapeError as error:  # the recording itself is safe
             log.warning("%s is recorded, but old steps could not be dropped: %s", key.path, error)
 
-    def _complete(self, key: Key, about: Mapping[str, Any]) -> None:
-        """If this shard is the last of its call, say so on the tape."""
-        try:
-            self._committer.wrote(key, about["run"], about["attempt"])
-        except RolltapeError as error:  # the shard itself is safe; without a commit it is not replayed
-            self.failed(key.commit, error)
+    def complete(self) -> None:
+        """Say of every call whose last shard is ours that it is complete, once that shard has arrived."""
+        with self._lock:
+            waiting, self._arriving = self._arriving, []
+        if not waiting:
+            return
+        pending = set(self._storage.settle(0, patient=False).names)
+        for key, attempt in waiting:
+            if not pending.isdisjoint((RUNS, key.path, replace(key, inputs=True).path)):
+                with self._lock:
+                    self._arriving.append((key, attempt))
+                continue
+            try:
+                self._committer.wrote(key, self._run or self._tape, attempt)
+            except RolltapeError as error:  # the shard itself is safe; without a commit it is not replayed
+                self.failed(key.commit, error)
 
     def _write_inputs(self, key: Key, inputs: Packed | None, about: dict[str, Any], replacing: bool) -> int:
         # Inputs first: where a result is visible, what it was made of is too.

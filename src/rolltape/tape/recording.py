@@ -8,18 +8,18 @@ from typing import Any, TypeVar
 
 from rolltape.batch import Batch
 from rolltape.cached import cached_property
-from rolltape.codec.file import Change, RecordingFile, decoding
+from rolltape.codec.file import TAIL_GUESS, Change, Read, RecordingFile, decoding
 from rolltape.codec.header import About
 from rolltape.errors import (
     BatchError,
     CorruptFileError,
+    FileReplacedError,
     FormatVersionError,
     MemoryLimitError,
     StepMissingError,
-    StorageError,
 )
 from rolltape.key import Key
-from rolltape.storage import Stat, Storage
+from rolltape.storage import Span, Stat, Storage
 from rolltape.tape.place import check_place
 
 T = TypeVar("T")
@@ -57,8 +57,11 @@ class Recording:
     def _stat(self) -> Stat:
         found = self._storage.stat(self.key.path)
         if found is None:
-            raise StepMissingError(f"step {self.key.step} is not on the tape", where=self.where)
+            raise self._missing()
         return found
+
+    def _missing(self) -> StepMissingError:
+        return StepMissingError(f"step {self.key.step} is not on the tape", where=self.where)
 
     @property
     def samples(self) -> int:
@@ -118,57 +121,52 @@ class Recording:
     @cached_property
     def file(self) -> RecordingFile:
         """The file, of which only the end has been read; more of it is read as it is asked for."""
-        return self._steadily(lambda: self._open(self._range, self.size))
+        return self._steadily(lambda: self._open(whole=0))
 
     def open_whole(self) -> RecordingFile:
         """The file, read in one go unless it is very large."""
-        if self.size > WHOLE_UP_TO:
+        if "file" in self.__dict__ and self.size > WHOLE_UP_TO:
             return self.file
-        data = memoryview(self._storage.read(self.key.path))
-        return self._open(lambda offset, length: data[offset : offset + length], len(data), data)
+        return self._open(WHOLE_UP_TO)
 
-    def _open(
-        self, read: Callable[[int, int], memoryview], size: int, whole: memoryview | None = None
+    @property
+    def revision(self) -> str:
+        """Opaque; it changes when the recording is replaced."""
+        return self._stat.revision
+
+    def _open(self, whole: int) -> RecordingFile:
+        """The file, of which the end was read, or all of it: that is one request of a store."""
+        try:
+            found, data = self._storage.read_end(self.key.path, TAIL_GUESS, whole)
+        except StepMissingError:
+            raise self._missing() from None
+        self.__dict__["_stat"] = found
+        end = memoryview(data)
+
+        def read(spans: Sequence[Span]) -> list[memoryview]:
+            """Some of the file that was opened; of one that has taken its place since, nothing."""
+            return self._storage.read_ranges(self.key.path, spans, found.revision)
+
+        return self._checked(read, found.size, end if whole and len(end) == found.size else None, end)
+
+    def _checked(
+        self, read: Read, size: int, whole: memoryview | None, end: memoryview | None = None
     ) -> RecordingFile:
         with _located(self):
-            file = RecordingFile(read, size, whole)
+            file = RecordingFile(read, size, whole, end)
             # Refuses foreign, newer and misplaced files, and the error has to name this one.
             check_place(self._storage, self.key, file.about)
         return file
-
-    def _range(self, offset: int, length: int) -> memoryview:
-        """Some bytes of the file that was opened; of one that has taken its place since, none."""
-        try:
-            data = memoryview(self._storage.read(self.key.path, offset, length))
-        except CorruptFileError:
-            self._check_revision()
-            raise
-        self._check_revision()
-        return data
-
-    def _check_revision(self) -> None:
-        found = self._storage.stat(self.key.path)
-        if found is None or found.revision != self._stat.revision:
-            raise _Replaced(
-                "the recording was replaced while it was read",
-                where=self.where,
-                causes=["a run in mode rewrite writes this step now"],
-                hint="read it again",
-            )
 
     def _steadily(self, read: Callable[[], T]) -> T:
         """What ``read`` reads, all of it from one file: again from the start where another took its place."""
         for _ in range(_TRIES):
             try:
                 return read()
-            except _Replaced:
+            except FileReplacedError:
                 self.__dict__.pop("file", None)
                 self.__dict__.pop("_stat", None)
         return read()
-
-
-class _Replaced(StorageError):
-    """Another file has taken the place of the one that is being read."""
 
 
 class _located:

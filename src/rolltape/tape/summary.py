@@ -35,6 +35,8 @@ class Summary:
     """Recordings of the stages replayed here that nobody asked for."""
     lost: tuple[str, ...] = ()
     """Files that could not be written."""
+    waiting: tuple[str, ...] = ()
+    """Files that are not in the object store yet; they are safe in the spool of this machine."""
     bytes_written: int = 0
     """Bytes of the recordings written, inputs included."""
     bytes_read: int = 0
@@ -50,7 +52,7 @@ class Summary:
             parts.append(f"{self.replayed} replayed ({self.seconds_saved:.1f} s saved)")
         counts = {"substituted": self.substituted, "live": self.live, "missing": self.missing}
         counts |= {"kept": self.kept, "dropped": self.dropped, "never played": len(self.never_played)}
-        counts |= {"LOST": len(self.lost)}
+        counts |= {"NOT UP YET": len(self.waiting), "LOST": len(self.lost)}
         parts += [f"{count} {what}" for what, count in counts.items() if count]
         if not parts and self.logged:
             return f"metrics of {self.logged} {'step' if self.logged == 1 else 'steps'}, no recordings"
@@ -76,11 +78,11 @@ class Tally:
         with self._lock:
             self._lost.append(name)
 
-    def summary(self, never_played: tuple[str, ...] = ()) -> Summary:
+    def summary(self, never_played: tuple[str, ...] = (), waiting: tuple[str, ...] = ()) -> Summary:
         """Everything counted so far."""
         with self._lock:
             counts: dict[str, Any] = self._counts
-            return Summary(**counts, never_played=never_played, lost=tuple(self._lost))
+            return Summary(**counts, never_played=never_played, lost=tuple(self._lost), waiting=waiting)
 
 
 def amount(nbytes: float) -> str:

@@ -18,14 +18,13 @@ from rolltape.key import check_name
 from rolltape.policy import Mode
 from rolltape.settings import Settings, resolve
 from rolltape.steps import as_step
-from rolltape.storage import storage_at
 from rolltape.tape.call_arguments import Naming
 from rolltape.tape.dispatcher import Dispatcher
 from rolltape.tape.expected_dtypes import expected_dtypes
 from rolltape.tape.inputs import Chooser
 from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import plain_metrics
-from rolltape.tape.opening import begin_out, check_stages, open_tape, resolved_dir
+from rolltape.tape.opening import begin_out, check_stages, open_tape, storage_of
 from rolltape.tape.probe import Sampling, Watch, probe, watch
 from rolltape.tape.questions import Reading
 from rolltape.tape.scope import Scope, current, entered, no_step
@@ -88,6 +87,8 @@ class Tape(Reading):
         random_state: bool | None = None,
         prefetch: bool | None = None,
         max_pending_bytes: int | str | None = None,
+        spool: str | os.PathLike[str] | None = None,
+        max_spool_bytes: int | str | None = None,
         settings: Settings | None = None,
     ) -> None:
         """Open a tape. What is not given comes from ``ROLLTAPE_*`` variables, then from the defaults.
@@ -113,7 +114,7 @@ class Tape(Reading):
         self._number = next(_numbers)
         if self.is_off:
             return self
-        storage = storage_at(resolved_dir(self.settings.dir or "."))
+        storage = storage_of(self.settings)
         self.dir = storage.location
         self.manifest = open_tape(storage, self.settings)
         if self.settings.out is not None:

@@ -31,6 +31,7 @@ def command(tape: str | None, as_json: bool) -> Exit:
         *probe.versions(),
         *probe.processor(environ),
         *probe.place(directory),
+        *probe.spooled(environ),
         *probe.settings(environ),
         *probe.determinism(environ, directory),
     ]

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 
 import click
 
-from rolltape.cli.arguments import tape_argument
+from rolltape.cli.arguments import TapePath, tape_argument
 from rolltape.cli.child_process import call, refuse_option
 from rolltape.cli.output import HELP, Exit, Screen, complain, new_table
 from rolltape.errors import StepMissingError
+from rolltape.reader.listing import is_tape
 from rolltape.reader.run import Run, open
 from rolltape.rich_text import shown
+from rolltape.storage import absolute, joined
 from rolltape.tape.perturb import VARIABLE as PERTURB
 from rolltape.verify import Comparison, compare
 from rolltape.verify.rules.noise_floor import Floor, measured, write_floor
@@ -26,9 +28,7 @@ from rolltape.verify.rules.noise_floor import Floor, measured, write_floor
 )
 @tape_argument
 @click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="How often to replay.")
-@click.option(
-    "--keep", type=click.Path(file_okay=False), help="Keep the tapes of the runs in this directory."
-)
+@click.option("--keep", type=TapePath(), help="Keep the tapes of the runs in this directory.")
 @click.option("--perturb", is_flag=True, help="Add one unit of rounding to the first floats of every step.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(tape: str, runs: int, keep: str | None, perturb: bool, command: tuple[str, ...]) -> int:
@@ -47,7 +47,7 @@ def command(tape: str, runs: int, keep: str | None, perturb: bool, command: tupl
     with tempfile.TemporaryDirectory(prefix="rolltape-noise-") as scratch:
         found: list[Comparison] = []
         for run in range(runs):
-            out = os.path.join(os.path.abspath(keep or scratch), f"run{run}")
+            out = joined(absolute(keep or scratch), f"run{run}")
             moved = run if perturb else None
             code = call(command, environment(os.environ, baseline.location, out, moved))
             if code:
@@ -75,7 +75,7 @@ def environment(
 
 
 def _compared(baseline: Run, out: str) -> Comparison:
-    if not os.path.isfile(os.path.join(out, "tape.json")):
+    if not is_tape(out):
         raise StepMissingError(
             "the command replayed nothing: there is no tape of its run",
             where=out,

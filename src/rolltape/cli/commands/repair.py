@@ -39,6 +39,8 @@ def command(tape: str, copy: str | None, drop: bool) -> Exit:
 def _tell(done: Repair, tape: str) -> None:
     if done.made:
         complain("tape.json was made anew from the recordings; of its fingerprint only a digest is left")
+    if done.completed:
+        complain(f"completed, all shards are there: {', '.join(map(visible, done.completed))}")
     if done.fetched:
         complain(f"fetched {counted(len(done.fetched), 'file')}: {', '.join(map(visible, done.fetched))}")
     for split in dict.fromkeys(split for split, _ in done.dropped):
@@ -49,5 +51,5 @@ def _tell(done: Repair, tape: str) -> None:
     if done.dropped:
         folder = shlex.quote(tape)
         complain(f"  next: record them again: rolltape run --mode auto --dir {folder} -- COMMAND")
-    if not (done.made or done.fetched or done.dropped or done.lines or done.left):
+    if not (done.made or done.completed or done.fetched or done.dropped or done.lines or done.left):
         complain("nothing to repair")

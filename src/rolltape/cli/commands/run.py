@@ -162,7 +162,7 @@ def complaint(tape: str, mode: str, opened: Sequence[tuple[str, str]]) -> str:
 def _told(tape: str) -> Iterator[str]:
     """A file in which a tape that is opened is told; beside the tape if it can be, for other machines."""
     folder = os.path.join(tape, ".tmp")
-    place = folder if os.access(folder, os.W_OK) else None
+    place = folder if not is_url(tape) and os.access(folder, os.W_OK) else None
     descriptor, path = tempfile.mkstemp(prefix="opened-", dir=place)
     os.close(descriptor)
     try:

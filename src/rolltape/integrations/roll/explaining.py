@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rolltape.errors import StepMissingError, TapeNotFoundError
 from rolltape.key import Key
+from rolltape.storage import is_url
 from rolltape.tape import Tape
 from rolltape.tape.missing import ranges
 
@@ -41,6 +42,8 @@ def missing_tape(error: TapeNotFoundError, directory: str) -> TapeNotFoundError:
     else:
         state = "is empty" if os.path.isdir(directory) else "does not exist"
         evidence = f"the directory {state} (working directory: {os.getcwd()})"
+        if is_url(directory):
+            evidence = "there is no tape at this URL"
         hint = _DUMP_FIRST
     return TapeNotFoundError(
         f"{TITLE} there is nothing to mock: {error.what}\n  reason 2 applies: {evidence}",
@@ -60,6 +63,8 @@ class Pickled:
 
 def pickled(directory: str) -> list[Pickled]:
     """ROLL's own dumps in a directory, by name; none is opened."""
+    if is_url(directory):
+        return []
     found = (_PICKLE.fullmatch(f"{path.parent.name}/{path.name}") for path in Path(directory).glob("*/*.pkl"))
     return [Pickled(match[1], int(match[2])) for match in found if match]
 
@@ -102,6 +107,8 @@ def _verdict(wanted: Key, there: list[Key]) -> tuple[int, str, str]:
 
 def _near(directory: str) -> list[str]:
     """Tapes in the directory itself and next to it."""
+    if is_url(directory):
+        return []
     folders = [Path(directory), Path(directory).parent]
     found = [path.parent for folder in folders if folder.is_dir() for path in folder.glob("*/tape.json")]
     return sorted(map(str, found))[:5]

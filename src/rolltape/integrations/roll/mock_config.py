@@ -12,6 +12,7 @@ from typing import Any
 
 from rolltape.determinism import WATCHED
 from rolltape.errors import ConfigError
+from rolltape.storage import absolute, placed
 
 DRIVER_CWD = "ROLLTAPE_CWD"
 MODES = {"dump": "record", "mock": "replay"}
@@ -57,8 +58,8 @@ def tape_options(config: Any) -> dict[str, Any] | None:
 
 def dump_dir(config: Any) -> str:
     """``rollout_mock.dump_dir``, absolute. A Ray worker uses the working directory of its driver."""
-    given = os.path.expanduser(str(field(config, "rollout_mock.dump_dir", "./rollout_mock_dumps")))
-    return os.path.abspath(os.path.join(os.environ.get(DRIVER_CWD, ""), given))
+    given = str(field(config, "rollout_mock.dump_dir", "./rollout_mock_dumps"))
+    return absolute(placed(given, os.environ.get(DRIVER_CWD, "")))
 
 
 def stage_name(config: Any, domains: list[str]) -> str:

@@ -10,7 +10,6 @@ What ``actor_rollout_ref.rollout.skip`` and ``skip_rollout`` of verl 0.6 to 0.8 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +20,7 @@ from rolltape.integrations.verl.config import ROLES, TAPE_PREFIX, Run, fingerpri
 from rolltape.integrations.verl.skip_config import names_a_tape, read_options
 from rolltape.policy import Mode
 from rolltape.settings import Settings, resolve
+from rolltape.storage import is_relative, joined, placed
 
 SWITCH = "ROLLTAPE_VERL"
 VAL = "ROLLTAPE_VERL_VAL"
@@ -108,7 +108,7 @@ def _plans(config: Any, environ: Mapping[str, str], cwd: str) -> list[Plan]:
     found = []
     for role in ROLES:
         if _enabled(config, role):
-            folder = os.path.join(_dump_dir(config, role).removeprefix(TAPE_PREFIX), Run.of(config).folder)
+            folder = joined(_dump_dir(config, role).removeprefix(TAPE_PREFIX), Run.of(config).folder)
             file = {**_from_skip(config, role), **section, "dir": folder}
             found.append(_plan(role, file, environ, cwd, parts, f"skip.{role}.dump_dir", wishes))
     if old.enable:
@@ -126,9 +126,8 @@ def _plan(
     before = resolve({}, environ, file)
     if before.mode is Mode.OFF or before.dir is None:
         return Plan(role, before, wishes, origin)
-    folder = os.path.expanduser(before.dir)
-    relative = None if os.path.isabs(folder) else cwd
-    arguments = {"dir": os.path.join(cwd, folder), "fingerprint": parts | dict(before.fingerprint)}
+    relative = cwd if is_relative(before.dir) else None
+    arguments = {"dir": placed(before.dir, cwd), "fingerprint": parts | dict(before.fingerprint)}
     match = {part: str(level) for part, level in before.match.items()}
     if wishes.groups is Groups.CYCLE and "data" in arguments["fingerprint"]:
         match.setdefault("data", "warn")  # it includes sizes, and another size was asked for

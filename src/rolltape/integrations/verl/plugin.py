@@ -22,6 +22,7 @@ from rolltape.integrations import ray_env
 from rolltape.integrations.import_hook import ImportHook
 from rolltape.integrations.releases import has_module, unsupported
 from rolltape.integrations.verl.wrappers import hook
+from rolltape.storage import is_relative, placed
 
 log = logging.getLogger("rolltape")
 
@@ -67,8 +68,8 @@ def _prepare_environment() -> None:
     """In the first process of a run: make paths absolute, and make Ray pass our variables on."""
     os.environ.setdefault("ROLLTAPE_CWD", os.getcwd())
     folder = os.environ.get("ROLLTAPE_DIR", "").strip()
-    if folder and not os.path.isabs(os.path.expanduser(folder)) and "://" not in folder:
-        os.environ["ROLLTAPE_DIR"] = os.path.join(os.environ["ROLLTAPE_CWD"], folder)
+    if folder and is_relative(folder):
+        os.environ["ROLLTAPE_DIR"] = placed(folder, os.environ["ROLLTAPE_CWD"])
         log.warning("ROLLTAPE_DIR is a relative path; the tape is %s", os.environ["ROLLTAPE_DIR"])
     ray_env.hook_into(os.environ)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
 from rolltape.errors import NotATapeError
@@ -23,7 +22,9 @@ from rolltape.integrations.verl.session import Position, Session, working_direct
 from rolltape.integrations.verl.skip_config import SkipAction, SkipOptions, read_options
 from rolltape.integrations.verl.wrappers import lookup, replace_generation
 from rolltape.key import Key
+from rolltape.reader.listing import is_tape
 from rolltape.settings import resolve
+from rolltape.storage import absolute, is_relative, placed, storage_at
 from rolltape.tape import Tape
 
 __all__ = ["RolloutSkip", "SkipAction", "read_dumped_data"]
@@ -172,14 +173,13 @@ def read_dumped_data(path: str | os.PathLike[str]) -> dict[Any, Any]:
 
     For one recording (a ``.parquet`` file), or for every step of a tape, by step.
     """
-    target = Path(path).expanduser().absolute()
-    if target.is_file() and target.suffix == ".parquet":
-        root = target.parents[2]
-        key = Key.parse(target.relative_to(root).as_posix())
-        if key is not None:
-            with Tape(root, mode="replay") as tape:
-                return _as_dumped(tape.recording(key.step, key.stage, key.split, key.call).value())
-    if not (target / "tape.json").is_file():
+    target = absolute(path)
+    root, *inner = target.rsplit("/", 3)
+    key = Key.parse("/".join(inner))
+    if key is not None and storage_at(root).exists(key.path):
+        with Tape(root, mode="replay") as tape:
+            return _as_dumped(tape.recording(key.step, key.stage, key.split, key.call).value())
+    if not is_tape(target):
         raise NotATapeError(
             "this is neither a tape nor a recording",
             where=target,
@@ -212,9 +212,8 @@ def _become(batch: Any, recorded: Any) -> None:
 
 
 def _resolved(folder: str) -> str:
-    path = os.path.expanduser(folder)
-    if not os.path.isabs(path):
-        path = os.path.join(working_directory(), path)
+    path = placed(folder, working_directory())
+    if is_relative(folder):
         log.warning("dump_dir %s is a relative path; the tape is %s", folder, path)
     return path
 

@@ -218,7 +218,7 @@ def _opened_attempt(out: Storage, key: Key) -> str:
 
 def _opened(data: bytes) -> RecordingFile:
     view = memoryview(data)
-    return RecordingFile(lambda offset, length: view[offset : offset + length], len(view), view)
+    return RecordingFile(lambda spans: [], len(view), view)
 
 
 def _taken(run: Run, key: Key, sieve: Sieve | None) -> tuple[list[Any], bool]:
