@@ -25,21 +25,22 @@ COMMIT = "train/rollout/step_{:06d}.of{}.commit"
 PROGRAM = """
 import json, os, signal, sys
 import rolltape
-from rolltape.storage import LocalStorage
+from rolltape.storage import LocalStorage, ObjectStorage
 from tests.taping import batch_of
 
 directory, (me, steps, options, die) = sys.argv[1], map(json.loads, sys.argv[2:])
-publish = LocalStorage.publish
+kind = ObjectStorage if "://" in directory else LocalStorage
+publish = kind.publish
 
-def watched(self, name, chunks, *, replace):
+def watched(self, name, chunks, **options):
     if die == "before commit" and name.endswith(".commit") or die == "before shard" and "/step_" in name:
         os.kill(os.getpid(), signal.SIGKILL)
-    size = publish(self, name, chunks, replace=replace)
+    size = publish(self, name, chunks, **options)
     if name.endswith(".commit"):
         print("committed", name, flush=True)
     return size
 
-LocalStorage.publish = watched
+kind.publish = watched
 tape = rolltape.Tape(directory, **options)
 
 @tape.stage("rollout")
@@ -65,8 +66,8 @@ print(json.dumps(result), flush=True)
 
 
 def launch(
-    directory: Path, ranks: Iterable[int], world: int, steps: list[int], die: dict[int, str] | None = None,
-    names: list[int] | None = None, **options: Any,
+    directory: Path | str, ranks: Iterable[int], world: int, steps: list[int], *,
+    die: dict[int, str] | None = None, names: list[int] | None = None, **options: Any,
 ) -> tuple[list[dict[str, Any] | None], list[str]]:  # fmt: skip
     """A process per rank; each live call waits until all are in one. Results, and what was committed."""
     started = []
@@ -107,7 +108,7 @@ def launch(
     return results, commits
 
 
-def by(directory: Path, step: int, world: int) -> list[int]:
+def by(directory: Path | str, step: int, world: int) -> list[int]:
     """Who recorded each shard."""
     shards = Key(step=step, world_size=world).shards()
     return [rolltape.open(directory).recording(key).value()["by"][0] for key in shards]

@@ -177,7 +177,7 @@ REFUSED = {
     ),
     "another shape": ([{"x": np.zeros((2, 3, 2))}, {"x": np.zeros((2, 4, 2))}], "rows of the shape [3, 2]"),
     "as many values of its own as samples": (
-        [{"uid": ["a", "b"], "meta": {"e": [1, 2]}}, {"uid": ["a", "b"], "meta": {"e": [1, 3]}}], "'meta' belongs"
+        [{"uid": ["a", "b"], "meta": {"eos": [1, at]}} for at in (2, 3)], "'meta' belongs to no sample"
     ),
     "another column": ([{"x": [1], "y": [2]}, {"x": [1]}], "put together in different ways"),
     "a list of its own": ([{"uid": ["a"], "s": [1, 2, 3]}, {"uid": ["b"], "s": [1, 2]}], "'s' belongs"),

@@ -125,15 +125,19 @@ class Committer:
             return False
         return self.wrote(first, about.run, about.attempt)
 
-    def lost(self, key: Key, run: str) -> None:
-        """Another process has written this very shard meanwhile: it belongs to this launch all the same."""
+    def lost(self, key: Key, run: str, since: str) -> None:
+        """Another process has written this very shard meanwhile: it belongs to this launch all the same.
+
+        One that was recorded before ``since``, when this process began to write, came late from a launch that
+        is over: out of a spool, say.
+        """
         try:
-            theirs = Recording(self._storage, key).about.attempt
+            about = Recording(self._storage, key).about
         except StepMissingError:
             return
-        if theirs is not None:
-            vouch(self._storage, session_of(theirs), key.rank, key.world_size)
-            self.wrote(key, run, theirs)
+        if about.attempt is not None and (about.recorded or "") >= since:
+            vouch(self._storage, session_of(about.attempt), key.rank, key.world_size)
+            self.wrote(key, run, about.attempt)
 
     def _whole(self, key: Key, run: str, attempt: str) -> Commit | None:
         """What there is to say of a call; None if a shard is missing, or still that of an earlier launch."""

@@ -68,6 +68,8 @@ class Recorder:
         """The run that rewrites the whole tape; None if none ever did."""
         self._committer = Committer(storage, session)
         self._announced = False
+        self._since = ""
+        """When this process said that it writes the shards of its rank."""
         self._arriving: list[tuple[Key, str]] = []
         """The shards that were written, and may not have arrived where others see them; their attempts."""
         self._failures: list[tuple[str, BaseException]] = []
@@ -87,7 +89,7 @@ class Recorder:
         with self._lock:
             new, self._announced = not self._announced, True
         if new:
-            own = self._settings
+            own, self._since = self._settings, _now()
             try:
                 announce(self._storage, self._committer.session, own.rank, own.world_size)
             except RolltapeError as error:
@@ -119,7 +121,7 @@ class Recorder:
             "split": key.split, "stage": key.stage, "step": key.step, "call": key.call,
             "rank": key.rank, "world_size": key.world_size, "position": call.position,
             "order": order,
-            "recorded": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+            "recorded": _now(),
             "live_seconds": seconds,
             "blocked_seconds": blocked,
             "fingerprint": self._fingerprint,
@@ -237,7 +239,7 @@ class Recorder:
                 with self._lock:
                     self._arriving = [one for one in self._arriving if one[0] != key]
                 with suppress(RolltapeError):
-                    self._committer.lost(key, self._run or self._tape)
+                    self._committer.lost(key, self._run or self._tape, self._since)
             self._tally.add(recorded=-1)
             self.failed(name, error)
         elif self._settings.on_error is OnError.WARN:
@@ -276,7 +278,7 @@ class Recorder:
             self._withdraw_inputs(key, about)
             if key.is_shard:
                 with suppress(RolltapeError):  # then the step is not complete, and that is told
-                    self._committer.lost(key, about["run"])
+                    self._committer.lost(key, about["run"], self._since)
             if self.renews:  # it was not there when the step began
                 error.causes = ("another process writes the same step of this tape at this very time",)
                 error.hint = "give each process its rank and world_size, or a tape of its own"
@@ -339,3 +341,7 @@ class Recorder:
                 self._storage.delete(old.path)
                 self._storage.delete(replace(old, inputs=True).path)
                 self.step_index.remove(old)
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
