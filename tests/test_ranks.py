@@ -253,7 +253,7 @@ def test_one_process_alone_writes_no_commit_and_no_session(tmp_path: Path) -> No
 def test_old_tapes_without_commits_are_complete_when_all_shards_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rolltape.tape.recorder.Recorder._complete", lambda *_: None)
+    monkeypatch.setattr("rolltape.tape.recorder.Recorder.complete", lambda *_: None)
     monkeypatch.setattr("rolltape.tape.recorder.new_attempt", lambda *_: None)
     for rank in (0, 1):
         record(tmp_path / "t", range(4 - rank), rank=rank, world_size=2)
