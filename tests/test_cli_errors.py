@@ -146,7 +146,8 @@ def test_colour_is_for_terminals_that_want_it(tmp_path):
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_tables_fit_the_terminal(tmp_path, columns):
-    tape = record(tmp_path / "a-rather-long-name-for-a-tape" / "and-another-one", rank=1, world_size=2)
+    for rank in (0, 1):
+        tape = record(tmp_path / "a-rather-long-name-for-a-tape" / "and-another-one", rank=rank, world_size=2)
     for args in (["ls", tmp_path], ["ls", tape], ["show", tape, 0], ["check", tape]):
         screen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", in_terminal(*args, columns=columns)[1])
         lines = [line for line in screen.splitlines() if str(tape) not in line]  # paths are never broken

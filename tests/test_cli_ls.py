@@ -123,9 +123,21 @@ def test_only_what_is_shown_is_opened(tmp_path, monkeypatch):
 
 
 def test_calls_and_ranks_are_shown_where_there_are_any(tmp_path):
-    tape = record(tmp_path / "t", {0: rollout()}, rank=1, world_size=4)
-    assert "1 of 4" in run("ls", tape).stdout
-    assert listed(tape)["recordings"][0]["rank"] == 1
+    for rank in (0, 1):
+        tape = record(tmp_path / "t", {0: rollout()}, rank=rank, world_size=2)
+    assert "1 of 2" in run("ls", tape).stdout
+    assert [row["rank"] for row in listed(tape)["recordings"]] == [0, 1]
+
+
+def test_a_step_that_lacks_ranks_is_listed_as_incomplete(tmp_path):
+    for rank in (0, 2):
+        tape = record(tmp_path / "t", {0: rollout()}, rank=rank, world_size=4)
+    done = run("ls", tape)
+    assert done.exit_code == 1
+    assert "0 of 4" in done.stdout
+    assert "incomplete: ranks 1, 3 of 4 are missing at train/rollout step 0" in done.stderr
+    found = json.loads(run("ls", tape, "--json").stdout)
+    assert found["incomplete"] == ["ranks 1, 3 of 4 are missing at train/rollout step 0"]
 
 
 def test_nothing_that_matches_says_what_is_there(runs):

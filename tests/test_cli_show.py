@@ -122,7 +122,9 @@ def test_json_has_words_for_floats_that_json_lacks(tmp_path):
 def test_inputs_calls_and_shards_can_be_asked_for(tape, tmp_path):
     assert "train/rollout step 1 inputs" in shown(tape, 1, "--inputs")
     shards = record(tmp_path / "shards", {0: rollout()}, rank=1, world_size=2)
-    assert "rank 1 of 2" in shown(shards, 0)
+    done = run("show", shards, 0)
+    assert done.exit_code == 3, "half a step is not shown as if it were whole"
+    assert "rank 0 of 2 is missing at train/rollout step 0" in done.stderr
     assert "rank 1 of 2" in shown(shards, 0, "--rank", 1)
     assert run("show", shards, 0, "--rank", 0).exit_code == 3
 

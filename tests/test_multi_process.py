@@ -158,9 +158,8 @@ def test_every_rank_has_a_shard(tmp_path: Path) -> None:
             assert tape.recording(1).value()["by"] == [rank]
             assert tape.metrics() == {step: {f"by {rank}": step} for step in (0, 1)}
     names = {name for name in files(tmp_path / "t") if "step_000000" in name}
-    assert names == {
-        f"train/rollout/step_000000.r{rank}of2{i}.parquet" for rank in (0, 1) for i in ("", ".in")
-    }
+    shards = {f"train/rollout/step_000000.r{rank}of2{i}.parquet" for rank in (0, 1) for i in ("", ".in")}
+    assert names == {*shards, "train/rollout/step_000000.of2.commit"}
 
 
 def test_ranks_that_forgot_to_say_who_they_are_are_stopped(tmp_path: Path) -> None:

@@ -131,7 +131,11 @@ def test_steps_of_ranks_that_have_not_come_yet_do_not_count(tmp_path: Path) -> N
         replay(tmp_path, 5, 1.0, rank, 2, overwrite="rewrite")
     replay(tmp_path, 2, 2.0, 0, 2, overwrite="rewrite")
     run = rolltape.open(tmp_path / "out")
-    assert {(one.key.rank, one.key.step) for one in run.recordings()} == {(0, 0), (0, 1)}
+    assert {(key.rank, key.step) for key in recordings(run.storage)} == {(0, 0), (0, 1)}
+    assert [str(one) for one in run.incomplete("loss")] == [
+        f"rank 1 of 2 is missing at train/loss step {step}" for step in (0, 1)
+    ]
+    assert not list(run.recordings())
     assert sorted(run.metrics_by_rank()) == [0]
     assert {key.rank for key in recordings(run.storage)} == {0}
 
@@ -150,7 +154,7 @@ def test_another_number_of_ranks_or_another_launch_begins_anew(
     monkeypatch.setenv("MASTER_PORT", "29502")
     replay(tmp_path, 1, 3.0, 0, 2, overwrite="rewrite")
     run = rolltape.open(tmp_path / "out")
-    assert {(one.key.rank, one.key.step) for one in run.recordings()} == {(0, 0)}
+    assert {(key.rank, key.step) for key in recordings(run.storage)} == {(0, 0)}
 
 
 def test_a_crash_at_any_point_hides_the_old_run_and_shows_no_mixture(

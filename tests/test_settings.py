@@ -32,6 +32,7 @@ GIVEN: dict[str, tuple[Any, str, Any]] = {
     "split": ("val", "val", "val"),
     "rank": (1, "1", 1),
     "world_size": (4, "4", 4),
+    "reshard": (True, "yes", True),
     "fingerprint": ({"model": "q"}, '{"model": "q"}', {"model": "q"}),
     "match": ({"seed": "warn"}, '{"seed": "warn"}', {"seed": MatchLevel.WARN}),
     "max_keep": (3, " 3 ", 3),

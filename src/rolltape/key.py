@@ -7,6 +7,8 @@ Pure: maps names to POSIX relative paths and back, and touches no file.
     train/rollout/step_000000.kreq%2F7.parquet     a call the caller named; the name is percent-quoted
     train/rollout/step_000000.c1.r2of8.parquet     the shard of rank 2 of 8
     train/rollout/step_000000.c1.in.parquet        the inputs of that call
+    train/rollout/step_000000.c1.of8.commit        says that all 8 shards of that call are there
+    train/rollout/step_000000.c1.of8.void          names shards that are being replaced
     train/metrics.jsonl                            what was logged, a line per step
 
 Names that differ only in case are different recordings here, but one file on a case-insensitive file system
@@ -16,7 +18,7 @@ Names that differ only in case are different recordings here, but one file on a 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from urllib.parse import quote, unquote
 
@@ -37,6 +39,9 @@ _PATH = re.compile(
     r"(?:\.c(?P<call>[0-9]{1,19})|\.k(?P<name>[^./]+))?"
     r"(?:\.r(?P<rank>[0-9]{1,19})of(?P<world>[0-9]{1,19}))?"
     r"(?P<inputs>\.in)?\.parquet"
+)
+_COMMIT = re.compile(
+    r"(?P<stem>[^/]+/[^/]+/step_[0-9]{6,19}(?:\.c[0-9]{1,19})?)\.of(?P<world>[0-9]{1,19})\.(?:commit|void)"
 )
 
 
@@ -95,6 +100,34 @@ class Key:
         return f"{self.split}/{self.stage}/{self._file}"
 
     @property
+    def is_shard(self) -> bool:
+        """Whether other ranks record a part of the same call. Of named calls each rank has its own."""
+        return self.world_size > 1 and not isinstance(self.call, str)
+
+    @property
+    def commit(self) -> str:
+        """The file that says that every shard of this call is there; for a shard only.
+
+        >>> Key(step=7, call=1, rank=2, world_size=8).commit
+        'train/rollout/step_000007.c1.of8.commit'
+        """
+        return f"{self._call_of_all}.commit"
+
+    @property
+    def void(self) -> str:
+        """The file that names the shards of this call that a run is about to replace; for a shard only."""
+        return f"{self._call_of_all}.void"
+
+    @property
+    def _call_of_all(self) -> str:
+        call = f".c{self.call}" if self.call else ""
+        return f"{self.split}/{self.stage}/step_{self.step:06d}{call}.of{self.world_size}"
+
+    def shards(self) -> list[Key]:
+        """The keys of all ranks, in their order."""
+        return [replace(self, rank=rank) for rank in range(self.world_size)]
+
+    @property
     def _file(self) -> str:
         call = f".c{self.call}" if self.call else ""
         if isinstance(self.call, str):
@@ -128,6 +161,17 @@ class Key:
             return None
         # Other spellings (`.c0`, `%2e`, a needless `.r0of1`) would give two files to one recording.
         return key if key.path == path else None
+
+    @staticmethod
+    def parse_commit(path: str) -> Key | None:
+        """The key of rank 0 whose ``commit`` or ``void`` is exactly ``path``; ``None`` for any other name.
+
+        >>> Key.parse_commit("train/rollout/step_000007.of8.commit")
+        Key(split='train', stage='rollout', step=7, call=0, rank=0, world_size=8, inputs=False)
+        """
+        match = _COMMIT.fullmatch(path)
+        key = Key.parse(f"{match['stem']}.r0of{match['world']}.parquet") if match else None
+        return key if key is not None and key.is_shard and path in (key.commit, key.void) else None
 
 
 def metrics_path(split: str) -> str:

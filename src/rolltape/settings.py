@@ -83,6 +83,9 @@ class Settings:
     world_size: int = 1
     """How many processes record a shard of each step."""
 
+    reshard: bool = False
+    """Whether a replay may divide what another number of ranks recorded among its own, by samples."""
+
     fingerprint: Mapping[str, object] = field(default_factory=dict)
     """What must match between recording and replay, in named parts."""
 
@@ -137,6 +140,11 @@ class Settings:
                 hint=f"set dir as an argument, in the config file or as {_PREFIX}DIR; or set mode to off",
             )
 
+        if self.reshard and self.mode not in (Mode.REPLAY, Mode.OFF):
+            raise ConfigError(
+                f"reshard is set, but mode is {self.mode}: only mode replay divides steps among other ranks",
+                hint="set mode to replay, or remove reshard",
+            )
         if self.out is not None and self.mode is not Mode.REPLAY:
             raise ConfigError(
                 f"out is set, but mode is {self.mode}: only mode replay writes a second tape",
@@ -174,7 +182,7 @@ def resolve(
     try:
         return Settings(**values)
     except ConfigError as error:
-        options = ("mode", "out", "rank", "world_size")
+        options = ("mode", "out", "rank", "world_size", "reshard")
         named = [given[name][0] for name in options if name in given and name in error.what]
         raise ConfigError(error.what, where=", ".join(named) or None, hint=error.hint) from None
 
@@ -291,6 +299,7 @@ _READ: dict[str, Callable[[object], Any]] = {
     "split": lambda value: check_name("split", value),
     "rank": _read_count,
     "world_size": _read_positive,
+    "reshard": _read_bool,
     "fingerprint": _read_parts,
     "match": _read_match,
     "max_keep": _read_positive,

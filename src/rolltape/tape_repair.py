@@ -15,15 +15,17 @@ from rolltape.errors import (
     TapeNotFoundError,
 )
 from rolltape.key import Key, metrics_path
-from rolltape.reader.integrity import Finding, inspect, look_at_recording, wrong_with
+from rolltape.reader.integrity import Finding, incomplete_calls, inspect, look_at_recording, wrong_with
 from rolltape.storage import SegmentedStorage, Storage
+from rolltape.tape.commits import Committer
 from rolltape.tape.manifest import NAME, Manifest, digest_of, new_manifest, read_manifest, write_manifest
 from rolltape.tape.opening import not_found
 from rolltape.tape.recording import Recording
 from rolltape.tape.segments import rebuild_index
+from rolltape.tape.shards import shortfall_of
 from rolltape.tape.step_index import recordings
 
-MENDED = ("damaged", "missing", "misplaced", "inputs", "metrics")
+MENDED = ("damaged", "missing", "incomplete", "misplaced", "inputs", "metrics")
 """The findings of a check that can be mended; leftovers and foreign files harm nobody."""
 
 
@@ -35,6 +37,8 @@ class Repair:
     """Files that were fetched from the copy."""
     dropped: list[tuple[str, int]] = field(default_factory=list)
     """Splits and steps that were dropped with all their stages."""
+    completed: list[str] = field(default_factory=list)
+    """Steps of several ranks that lacked nothing but the commit."""
     lines: int = 0
     """Lines of metrics that were dropped."""
     made: bool = False
@@ -53,6 +57,10 @@ def repair(tape: Storage, copy: Storage | None = None, *, drop: bool = False) ->
     done = Repair()
     _mend_index(tape, done)
     _mend_manifest(tape, copy, done)
+    for finding in incomplete_calls(tape, {stat.name for stat in tape.everything()}):
+        key = Key.parse(finding.file)
+        if key is not None and Committer(tape, "").complete(key):
+            done.completed.append(key.commit)
     if copy is not None:
         for finding in _wrong(tape):
             _fetch(tape, copy, finding, done)
@@ -70,7 +78,7 @@ def _wrong(tape: Storage) -> list[Finding]:
 
 
 def _place(finding: Finding) -> tuple[str, int] | None:
-    key = Key.parse(finding.file)
+    key = Key.parse(finding.file) or Key.parse_commit(finding.file)
     return None if key is None else (key.split, key.step)
 
 
@@ -147,7 +155,10 @@ def _made_anew(tape: Storage) -> Manifest:
 
 def _fetch(tape: Storage, copy: Storage, finding: Finding, done: Repair) -> None:
     """Take one file from the copy, if it is sound there."""
-    key = Key.parse(finding.file)
+    key = Key.parse(finding.file) or Key.parse_commit(finding.file)
+    if key is not None and key.is_shard and (finding.kind == "incomplete" or key.commit == finding.file):
+        _fetch_shards(tape, copy, key, done)
+        return
     if key is None:
         if finding.kind == "metrics" and finding.file not in done.fetched:
             _fetch_metrics(tape, copy, finding.file, done)
@@ -173,6 +184,21 @@ def _fetch_metrics(tape: Storage, copy: Storage, name: str, done: Repair) -> Non
         done.fetched.append(name)
 
 
+def _fetch_shards(tape: Storage, copy: Storage, key: Key, done: Repair) -> None:
+    """Take all shards of a call from the copy, if it is complete and sound there: they belong together."""
+    shards = [shard for shard in replace(key, inputs=False).shards() if copy.exists(shard.path)]
+    files = [one for shard in shards for one in (replace(shard, inputs=True), shard) if copy.exists(one.path)]
+    if not shards or shortfall_of(copy, key) is not None or not all(_is_sound(copy, one) for one in files):
+        return
+    tape.delete(key.commit)
+    for one in files:
+        tape.publish(one.path, [copy.read(one.path)], replace=True)
+        done.fetched.append(one.path)
+    if copy.exists(key.commit):
+        tape.publish(key.commit, [copy.read(key.commit)], replace=True)
+        done.fetched.append(key.commit)
+
+
 def _drop(tape: Storage, finding: Finding, done: Repair) -> None:
     at = _place(finding)
     if at is None:
@@ -186,7 +212,8 @@ def _drop(tape: Storage, finding: Finding, done: Repair) -> None:
     done.dropped.append(at)
     split, step = at
     keys = [key for key in recordings(tape, split) if key.step == step]
-    files = [replace(key, inputs=inputs).path for key in keys for inputs in (False, True)]
+    files = [name for key in keys if key.is_shard for name in (key.commit, key.void)]
+    files += [replace(key, inputs=inputs).path for key in keys for inputs in (False, True)]
     tape.delete_all([*files, finding.file])
     name = metrics_path(split)
     lines = _lines(tape, name)

@@ -198,6 +198,11 @@ class About(Mapping[str, Json]):
         return self._text("tape")
 
     @property
+    def attempt(self) -> str | None:
+        """Names the writing of this shard; None where one process recorded alone, and on older tapes."""
+        return self._text("attempt")
+
+    @property
     def inputs(self) -> str | None:
         """The digest of the recorded inputs; None where they were not recorded."""
         return self._text("inputs")

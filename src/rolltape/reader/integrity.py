@@ -22,11 +22,13 @@ from rolltape.reader.listing import NOTES, is_name
 from rolltape.spread import HERE, Spread
 from rolltape.storage import SegmentedStorage, Stat, Storage
 from rolltape.tape.checked_lines import check_line
+from rolltape.tape.commits import read_commit
 from rolltape.tape.manifest import NAME, read_manifest
 from rolltape.tape.metrics import read_line
 from rolltape.tape.opening import STALE_AFTER
 from rolltape.tape.recording import Recording
 from rolltape.tape.segments import check_segment
+from rolltape.tape.shards import judged, named, stale_shards
 from rolltape.tape.step_index import call_order
 
 
@@ -35,8 +37,8 @@ class Finding:
     """One thing that is not as it should be."""
 
     kind: str
-    """``damaged``, ``missing``, ``misplaced``, ``inputs``, ``metrics``, ``segment``, ``foreign``
-    or ``leftover``.
+    """``damaged``, ``missing``, ``incomplete``, ``misplaced``, ``inputs``, ``metrics``, ``segment``,
+    ``foreign`` or ``leftover``.
     """
     file: str
     """Relative to the tape."""
@@ -81,6 +83,7 @@ def inspect(storage: Storage, tick: Tick = lambda stat: None, spread: Spread = H
         report.anonymous += seen.anonymous
         tick(item.stat)
     report.findings += missing_recordings(storage, names, spread)
+    report.findings += incomplete_calls(storage, names)
     report.findings += _segments(storage)
     unfinished = storage.unfinished(STALE_AFTER)
     report.leftovers, report.in_progress = list(unfinished.stale), unfinished.live
@@ -135,6 +138,8 @@ def _look_at_other(storage: Storage, stat: Stat) -> Iterator[Finding]:
         yield from _manifest(storage)
     elif is_name(split) and name == metrics_path(split):
         yield from _metrics(storage, name)
+    elif (key := Key.parse_commit(name)) is not None:
+        yield from _commit(storage, name, key)
     elif name not in NOTES:  # notes of the comparison, which reads them with care itself
         yield Finding("foreign", name, "no part of a tape has this name; Rolltape never reads it")
 
@@ -160,6 +165,40 @@ def missing_recordings(storage: Storage, names: Collection[str], spread: Spread 
                 gone = replace(key, call=key.call - 1)
                 text = f"call {gone.call} of step {key.step} is gone, and call {key.call} is there"
                 yield Finding("missing", gone.path, text)
+
+
+def incomplete_calls(storage: Storage, names: Collection[str]) -> Iterator[Finding]:
+    """Calls that some ranks have recorded and others not."""
+    dropped = read_dropped(storage)
+    stages: dict[tuple[str, str], list[Key]] = {}
+    keys, commits = named(names)
+    for key in keys:
+        if key.is_shard:
+            stages.setdefault((key.split, key.stage), []).append(key)
+    for (split, stage), shards in sorted(stages.items()):
+        short = judged(storage, split, stage, shards, commits)
+        for one in sorted(short, key=lambda one: call_order(one.key)):
+            if not any(each.holds(one.key) for each in dropped):
+                yield Finding("incomplete", one.key.path, str(one))
+
+
+def _commit(storage: Storage, name: str, key: Key) -> Iterator[Finding]:
+    """What is wrong with a commit, or with the shards it speaks of."""
+    void = name == key.void
+    there = [shard for shard in key.shards() if storage.exists(shard.path)]
+    try:
+        commit = read_commit(storage, key, void=void)
+        stale = stale_shards(storage, [Recording(storage, shard) for shard in there])
+    except CorruptFileError as error:
+        if str(error.where).endswith(name):
+            yield Finding("damaged", name, error.what)
+        return  # a damaged shard is found by itself
+    except RolltapeError:
+        return
+    if stale is not None and not void:
+        yield Finding("incomplete", stale.key.path, str(stale))
+    elif commit is not None and not there:
+        yield Finding("leftover", name, "of shards that are not there; prune --steps removes it")
 
 
 @dataclass(frozen=True, slots=True)

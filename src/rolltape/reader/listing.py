@@ -11,7 +11,7 @@ import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 
 from rolltape.errors import NotATapeError, TapeNotFoundError
@@ -22,6 +22,7 @@ from rolltape.tape.current_run import NAME as RUNS
 from rolltape.tape.current_run import other_run
 from rolltape.tape.manifest import NAME
 from rolltape.tape.opening import UNFINISHED_COPY, not_found
+from rolltape.tape.shards import Shortfall, judged
 from rolltape.tape.step_index import call_order, recordings
 
 NOTES = ("noise.json", "accepted.jsonl", "replayed.jsonl", "dropped.jsonl", RUNS, UNFINISHED_COPY)
@@ -36,6 +37,7 @@ MOST_FOLDERS = 20_000
 """How many folders are looked into before the search gives up."""
 
 _FILE = re.compile(r"step_([0-9]{6,19})(\.[^/]+)?\.parquet")
+_SHARD = re.compile(r"\.r[0-9]+of[0-9]+\.")
 
 
 def is_tape(path: str) -> bool:
@@ -95,6 +97,21 @@ class StageFiles:
     """The step and the name of every recording, in order."""
     inputs: list[tuple[int, str]]
     """The same for recorded inputs."""
+    partial: list[tuple[int, str]] = field(default_factory=list)
+    """The same for steps that are not complete: some ranks have recorded them, and others not."""
+    shortfalls: list[Shortfall] = field(default_factory=list)
+    """What these lack, in order."""
+    commits: list[tuple[int, str]] = field(default_factory=list)
+    """The files that say that a step is complete, or no longer is."""
+
+    @property
+    def everything(self) -> StageFiles:
+        """The same, with the steps that are not complete among the others."""
+        return replace(self, files=sorted([*self.files, *self.partial]))
+
+    def short(self, step: int) -> Shortfall | None:
+        """What a step lacks; None if it is complete, or not there at all."""
+        return next((one for one in self.shortfalls if one.key.step == step), None)
 
     @property
     def steps(self) -> list[int]:
@@ -122,6 +139,7 @@ def stage_files(
     storage: Storage, split: str | None = None, stage: str | None = None, steps: StepSelector = ALL_STEPS
 ) -> Iterator[StageFiles]:
     """Every stage of every split that is asked for, with its recordings of these steps."""
+    # What is complete is judged by all recordings of a stage, whichever are asked for.
     for split_name in _names(storage, ""):
         if split not in (None, split_name):
             continue
@@ -145,13 +163,53 @@ def _listed(storage: Storage, split: str, stage: str, steps: StepSelector) -> St
     folder = f"{split}/{stage}/"
     files: list[tuple[int, str]] = []
     inputs: list[tuple[int, str]] = []
-    everything = steps == ALL_STEPS
+    commits: list[tuple[int, str]] = []
+    shards: list[Key] = []
     is_others = other_run(storage)
     for name in storage.names(folder):
         match = _FILE.fullmatch(name, len(folder))
-        if match is None or not (everything or int(match[1]) in steps):
+        if match is None:
+            if name.endswith((".commit", ".void")) and (key := Key.parse_commit(name)) is not None:
+                commits.append((key.step, name))
             continue
-        if is_others is not None and (key := Key.parse(name)) is not None and is_others(key):
+        is_input = name.endswith(".in.parquet")
+        may_be_shard = _SHARD.search(name, len(folder)) is not None  # else no key is made of it
+        key = Key.parse(name) if may_be_shard or is_others is not None else None
+        if is_others is not None and key is not None and is_others(key):
             continue
-        (inputs if name.endswith(".in.parquet") else files).append((int(match[1]), name))
-    return StageFiles(split, stage, sorted(files), sorted(inputs))
+        if key is not None and key.is_shard and not is_input:
+            shards.append(key)
+        (inputs if is_input else files).append((int(match[1]), name))
+    found = StageFiles(split, stage, sorted(files), sorted(inputs), commits=sorted(commits))
+    if shards:
+        short = judged(storage, split, stage, shards, {name for _, name in commits})
+        found = _apart(found, sorted(short, key=lambda one: call_order(one.key)))
+    return found if steps == ALL_STEPS else _of_steps(found, steps)
+
+
+def _apart(found: StageFiles, short: list[Shortfall]) -> StageFiles:
+    """The files, with those of steps that are not complete apart: all calls of such a step are."""
+    lacking = {(one.key.step, one.key.world_size) for one in short}
+    files: list[tuple[int, str]] = []
+    partial: list[tuple[int, str]] = []
+    steps = {step for step, _ in lacking}
+    for step, name in found.files:
+        key = Key.parse(name) if step in steps else None
+        whole = key is None or (step, key.world_size) not in lacking
+        (files if whole else partial).append((step, name))
+    return replace(found, files=files, partial=partial, shortfalls=short)
+
+
+def _of_steps(found: StageFiles, steps: StepSelector) -> StageFiles:
+    def kept(files: list[tuple[int, str]]) -> list[tuple[int, str]]:
+        return [one for one in files if one[0] in steps]
+
+    return StageFiles(
+        found.split,
+        found.stage,
+        kept(found.files),
+        kept(found.inputs),
+        kept(found.partial),
+        [one for one in found.shortfalls if one.key.step in steps],
+        kept(found.commits),
+    )

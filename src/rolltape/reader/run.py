@@ -32,6 +32,7 @@ from rolltape.tape.metrics import read_all_metrics
 from rolltape.tape.missing import explain_missing
 from rolltape.tape.opening import not_found, resolved_dir
 from rolltape.tape.recording import Recording
+from rolltape.tape.shards import Shortfall, stale_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +102,14 @@ class Run:
 
     def stages(self, split: str = "train") -> list[str]:
         """The stages that have recordings, in the order in which a step ran them."""
-        folders = [folder.rstrip("/").rsplit("/", 1)[-1] for folder in self.storage.folders(f"{split}/")]
-        found = [name for name in folders if is_name(name) and self.files(name, split).files]
+        found = [name for name in self._stage_folders(split) if self.files(name, split).files]
         if len(found) < 2:
             return found
         return sorted(found, key=lambda name: (self._position(split, name), name))
+
+    def _stage_folders(self, split: str) -> list[str]:
+        names = [folder.rstrip("/").rsplit("/", 1)[-1] for folder in self.storage.folders(f"{split}/")]
+        return [name for name in names if is_name(name)]
 
     def steps(self, stage: str | None = None, split: str = "train") -> list[int]:
         """The recorded steps of a stage, or of all stages."""
@@ -123,6 +127,11 @@ class Run:
             known = self._listed[split, stage] = _Listed(files, mark)
         return known.files
 
+    def incomplete(self, stage: str | None = None, split: str = "train") -> list[Shortfall]:
+        """The steps that some ranks have recorded and others not: what they lack. Other methods skip them."""
+        names = self._stage_folders(split) if stage is None else [stage]
+        return [one for name in names for one in self.files(name, split).shortfalls]
+
     def recordings(self, stage: str | None = None, split: str | None = None) -> Iterator[Recording]:
         """Every recording, of one stage or split where that is named; reads names only."""
         for each in self.splits if split is None else [split]:
@@ -135,7 +144,8 @@ class Run:
 
     def find(self, key: Key, rank: int | None = None) -> Recording | None:
         """The recording of a call, or its inputs; of several shards that of ``rank``, else the first."""
-        for found in self.files(key.stage, key.split).at(key.step):
+        listed = self.files(key.stage, key.split)
+        for found in (listed if rank is None else listed.everything).at(key.step):
             if found.call == key.call and rank in (None, found.rank):
                 wanted = replace(found, inputs=key.inputs)
                 return self.recording(wanted) if self.storage.exists(wanted.path) else None
@@ -165,12 +175,18 @@ class Run:
         self, step: int, stage: str = "rollout", split: str = "train", *, whole: bool = False
     ) -> Samples:
         """One stage at one step, whatever its calls and shards. ``whole`` reads its files in one go."""
-        keys = self.files(stage, split).at(step)
+        listed = self.files(stage, split)
+        keys = listed.at(step)
         if not keys:
-            raise explain_missing(self.storage, Key(split=split, stage=stage, step=step))
+            raise explain_missing(
+                self.storage, Key(split=split, stage=stage, step=step), short=listed.short(step)
+            )
+        recordings = [self.recording(key) for key in keys]
+        if (stale := stale_shards(self.storage, recordings)) is not None:
+            raise explain_missing(self.storage, stale.key, short=stale)
         other = self.files("rollout", split).at(step) if stage != "rollout" else []
         rollout = Samples([self.recording(key) for key in other]) if other else None
-        return Samples([self.recording(key) for key in keys], whole=whole, rollout=rollout)
+        return Samples(recordings, whole=whole, rollout=rollout)
 
     def baseline(self, among: Sequence[Run] = ()) -> Run | None:
         """The tape whose replay wrote this one: one of these, else where it was, if it is still there."""

@@ -3,7 +3,7 @@
 Everything is in the spool, durable, when a call returns; threads take it to the store. What waits counts as
 written: it is found and read from here on as if it were there. Lines are the exception: who reads a file of
 lines waits for those that were appended here. The few files at the top of a tape go to the store at once,
-since several processes agree by them.
+since several processes agree by them, and so do commits: they speak of what has arrived.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ from rolltape.storage.store_lines import Line, is_lines, last_time
 from rolltape.storage.uploads import Task, Uploads
 
 log = logging.getLogger("rolltape")
+
+_AGREED = (".commit", ".void")
+"""How files of ranks end by which they agree."""
 
 ASKING = 3.0
 """Seconds for which a store that answered so far is asked whether it has a file."""
@@ -92,7 +95,7 @@ class SpooledStorage:
         buffers = flat(chunks)
         size = sum(map(len, buffers))
         uploads = self._started()
-        if "/" not in check_name(name) or is_lines(name):
+        if "/" not in check_name(name) or is_lines(name) or name.endswith(_AGREED):
             self._wait_for(name)
             return self.remote.publish(name, buffers, replace=replace)
         last = uploads.last(name)
@@ -117,7 +120,7 @@ class SpooledStorage:
 
     def delete(self, name: str) -> None:
         uploads = self._started()
-        if "/" not in check_name(name) or is_lines(name):
+        if "/" not in check_name(name) or is_lines(name) or name.endswith(_AGREED):
             self._wait_for(name)
             self._lines.pop(name, None)
             self.remote.delete(name)

@@ -108,7 +108,8 @@ def begin_run(storage: Storage, rank: int, world_size: int) -> str:
     run = current_run(storage)
     if run is None or run.launch != launch:  # another launch has begun since: this one's results do not count
         return mine
-    storage.delete_all([key.path for key in _left_behind(storage, rank, world_size)])
+    left = list(_left_behind(storage, rank, world_size))
+    storage.delete_all([*(key.commit for key in left if key.is_shard), *(key.path for key in left)])
     _add(storage, {"run": run.id, "rank": rank, "world_size": world_size, "launch": launch, "cleared": True})
     return run.id
 

@@ -39,6 +39,8 @@ from rolltape.tape.opening import tell_run
 from rolltape.tape.player import Played, Player
 from rolltape.tape.recorder import Recorder
 from rolltape.tape.scope import Scope
+from rolltape.tape.sessions import this_session
+from rolltape.tape.shards import over_incomplete
 from rolltape.tape.shortfall import CallsMade
 from rolltape.tape.stage import Call, Stage
 from rolltape.tape.step_index import recordings
@@ -63,6 +65,7 @@ class Dispatcher:
         manifest: Manifest,
         out: Dispatcher | None = None,
         run: str | None = None,
+        session: str | None = None,
     ) -> None:
         self.storage = storage
         self.settings = settings
@@ -70,18 +73,27 @@ class Dispatcher:
         current = current_run(storage) if run is None else None
         self.run = current.id if current is not None else run
         """The run that rewrites the whole tape; None if none ever did."""
+        self.session = session or this_session()
+        """Names the process that writes, and those it sent its tape to."""
         self.out = out
         """That of the second tape, for what a replay computes anew."""
         self.closed = False
         self._last: Summary | None = None
         self.load()
+        if (
+            settings.world_size > 1 and self.recorder.renews
+        ):  # what this rank has here is of an earlier launch
+            self.recorder.begin()
         _open.add(self)
 
     def load(self) -> None:
         """Put in the working parts. After a fork, too: a child must not share its parent's locks."""
         self._tally = Tally()
-        self.recorder = Recorder(self.storage, self.settings, self._tally, self.manifest, self.run)
-        self.player = Player(self.storage, self.settings, self._tally, self.manifest)
+        self.recorder = Recorder(
+            self.storage, self.settings, self._tally, self.manifest, self.run, self.session
+        )
+        world_of = self.recorder.step_index.other_world
+        self.player = Player(self.storage, self.settings, self._tally, self.manifest, world_of)
         self._live: set[Key] = set()
         self._left_out: set[tuple[str, str]] = set()
         self._logged: dict[str, set[int]] = {}
@@ -133,7 +145,8 @@ class Dispatcher:
         if substitute is not None and not step_index.holds(replace(key, step=substitute)):
             step_index.forget(key)  # another process has deleted it
             return decide(key.step, step_index.steps(key), self.settings.policy)
-        return decision
+        short = step_index.short(key) if key.is_shard else None
+        return decision if short is None else over_incomplete(decision, short, self.settings.policy)
 
     def begin(self, stage: Stage, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Decide what happens to a call, and copy its inputs while they are as given."""
@@ -151,7 +164,8 @@ class Dispatcher:
         decision = self.decide(key, replays=self.replays(stage))
         self._tally.add(missing=decision.missed and not decision.saves)
         if decision.error is StepMissingError:
-            raise explain_missing(self.storage, key, decision, still_open=self._has_writer())
+            short = self.recorder.step_index.short(key)
+            raise explain_missing(self.storage, key, decision, self._has_writer(), short)
         if decision.error is StepExistsError and self._is_out:
             raise self._step_of_earlier_replay(key.step, key.path)
         if decision.error is not None:
@@ -171,6 +185,8 @@ class Dispatcher:
         )  # fmt: skip
         if decision.saves:
             self._claim(key)
+            if key.is_shard:
+                self.recorder.begin()
         return call
 
     def read(self, call: Call) -> Played:
@@ -179,7 +195,8 @@ class Dispatcher:
             self.recorder.writer.wait(replace(call.key, step=call.decision.source).path)
         played = self.player.play(call, self.recorder.step_index.seen(call.key))
         if self.out is not None:
-            self.out.recorder.note_replayed(played.key.path, played.digest)
+            for path, digest in played.digests:
+                self.out.recorder.note_replayed(path, digest)
         if self.player.reads_ahead:
             self._read_ahead(call)
         return played
@@ -296,6 +313,7 @@ class Dispatcher:
         """
         self.recorder.writer.wait()
         self.storage.settle(_MOMENT, patient=False)
+        self.recorder.complete()
         self.recorder.raise_failure()
         if self.out is not None:
             self.out.flush()
@@ -320,6 +338,7 @@ class Dispatcher:
         if first:
             self.recorder.writer.close()
             left = self.storage.settle(seconds(DEADLINE))
+            self.recorder.complete()
             self.player.close()
             self.closed = True
             _open.discard(self)

@@ -9,19 +9,31 @@ from rolltape.key import Key, metrics_path
 from rolltape.policy import Decision
 from rolltape.storage import Storage
 from rolltape.tape.manifest import NAME
+from rolltape.tape.shards import Shortfall
 from rolltape.tape.step_index import recordings
 
 
 def explain_missing(
-    storage: Storage, key: Key, decision: Decision | None = None, still_open: bool = False
+    storage: Storage,
+    key: Key,
+    decision: Decision | None = None,
+    still_open: bool = False,
+    short: Shortfall | None = None,
 ) -> StepMissingError:
     """The error for a recording that is not on the tape, with what really applies first.
 
     Lists the folder of the stage, and looks for the step in the others without listing them.
     """
-    reason = decision.reason if decision is not None else f"step {key.step} is not on the tape"
+    reason = (
+        f"step {key.step} is not on the tape" if short is None else f"step {key.step} is incomplete: {short}"
+    )
+    reason = decision.reason if decision is not None else reason
     hint = decision.hint if decision is not None else None
-    causes = _causes(storage, key)
+    there = list(recordings(storage, key.split, key.stage)) if short is None else []
+    causes = _causes(storage, key, there) if short is None else short.causes
+    if (worlds := _other_worlds(key, there)) and not isinstance(key.call, str):
+        way = f"set reshard=True to divide what {worlds[0]} ranks recorded among {key.world_size}, by samples"
+        hint = f"{way}; or {hint}" if hint else way
     if still_open:
         causes = ["the tape that records it is still open in this program: close() it first", *causes]
     return StepMissingError(
@@ -32,10 +44,9 @@ def explain_missing(
     )
 
 
-def _causes(storage: Storage, key: Key) -> list[str]:
+def _causes(storage: Storage, key: Key, there: Sequence[Key]) -> list[str]:
     if not storage.exists(NAME):
         return ["tape.json is not there any more: the tape was deleted or moved, or its disk is gone"]
-    there = list(recordings(storage, key.split, key.stage))
     causes = [cause for cause in (_inputs(key), _call(key, there), _shard(key, there)) if cause]
     causes += _elsewhere(storage, key)
     steps = sorted({known.step for known in there})
@@ -72,10 +83,15 @@ def _call(key: Key, there: Sequence[Key]) -> str | None:
     return f"call {key.call!r} is missing, the step has {listed}: {why}"
 
 
+def _other_worlds(key: Key, there: Sequence[Key]) -> list[int]:
+    """The other numbers of ranks that recorded this very call."""
+    same = [known for known in there if (known.step, known.call) == (key.step, key.call)]
+    return sorted({known.world_size for known in same} - {key.world_size})
+
+
 def _shard(key: Key, there: Sequence[Key]) -> str | None:
     same = [known for known in there if (known.step, known.call) == (key.step, key.call)]
-    worlds = sorted({known.world_size for known in same} - {key.world_size})
-    if worlds:
+    if worlds := _other_worlds(key, there):
         return f"it was recorded with world_size {worlds[0]}, and this run has {key.world_size}"
     ranks = sorted({known.rank for known in same})
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from rolltape.batch.digest import Digest
 from rolltape.codec.header import About
 from rolltape.codec.recycled import RecycledMemory
-from rolltape.errors import CorruptFileError, RolltapeError, StepMissingError
+from rolltape.errors import CorruptFileError, MismatchError, RolltapeError, StepMissingError
 from rolltape.fingerprint import Part, compare
 from rolltape.key import Key
 from rolltape.policy import Action
@@ -27,6 +27,8 @@ from rolltape.tape.opening import report
 from rolltape.tape.perturb import perturbation
 from rolltape.tape.prefetch import Prefetch
 from rolltape.tape.recording import Recording
+from rolltape.tape.resharding import reshard
+from rolltape.tape.shards import stale_shards
 from rolltape.tape.stage import Call
 from rolltape.tape.summary import Tally
 
@@ -47,14 +49,25 @@ class Played:
     """Of the file."""
     nbytes: int
     """In memory, about."""
-    digest: str = ""
-    """Stands for what is recorded; empty where nobody keeps what was replayed."""
+    digests: tuple[tuple[str, str], ...] = ()
+    """The recordings it is made of, and what stands for each; empty where nobody keeps what was replayed."""
+    recorded_by: int | None = None
+    """How many ranks recorded it, where that is another number than this run has."""
 
 
 class Player:
     """The reading half of a tape."""
 
-    def __init__(self, storage: Storage, settings: Settings, tally: Tally, manifest: Manifest) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        settings: Settings,
+        tally: Tally,
+        manifest: Manifest,
+        world_of: Callable[[Key], int | None] = lambda key: None,
+    ) -> None:
+        """``world_of`` says how many ranks recorded what is to be divided among those of this run."""
+        self._world_of = world_of
         self._storage = storage
         self._settings = settings
         self._tally = tally
@@ -82,6 +95,8 @@ class Player:
             log.warning(
                 "step %d plays the recording of step %d: %s", decision.step, source.step, decision.reason
             )
+        elif played.recorded_by is not None:
+            self._check_part(call, source, played.recorded_by, where)
         else:
             self._check_given(call, source, played, where)
         self._check_fingerprint(played, where)
@@ -132,23 +147,81 @@ class Player:
     def _read(self, key: Key) -> Played:
         try:
             played = self._read_into(key)
-        except StepMissingError:  # deleted since it was decided to play it
-            played = None
+        except StepMissingError as error:
+            if error.causes:  # it is there, and does not belong to the others
+                raise
+            played = None  # deleted since it was decided to play it
         if played is None:
             raise explain_missing(self._storage, key)
         return played
 
     def _read_into(self, key: Key, room: int | None = None) -> Played | None:
         """A recording, decoded; None if it takes more memory than there is room for."""
+        world = self._world_of(key)
+        if world is not None:
+            return self._read_part(key, world)
         recording = Recording(self._storage, key)
         file = recording.open_whole()
+        if key.is_shard:
+            self._check_committed(recording)
         nbytes = recording.size + file.dense_bytes
         if room is not None and nbytes > room:
             return None
         change = partial(self._perturb, key) if self._perturb else None
         value = recording.value_of(file, change, self._memory)
-        digest = file.digest if self._settings.out else ""
-        return Played(key, value, file.about, file.dtypes, recording.size, recording.revision, nbytes, digest)
+        digests = ((key.path, file.digest),) if self._settings.out else ()
+        return Played(
+            key, value, file.about, file.dtypes, recording.size, recording.revision, nbytes, digests
+        )
+
+    def _read_part(self, key: Key, world: int) -> Played:
+        """This rank's part of what another number of ranks recorded."""
+        change = partial(self._perturb, key) if self._perturb else None
+        part = reshard(self._storage, key, world, random=self._settings.random_state, change=change)
+        told = f"stage {key.stage!r}, recorded by {world} ranks and replayed by {key.world_size}: "
+        if part.cut is not None:
+            self._warn_once(key.stage, "group", f"{told}the group {part.cut!r} is divided between two ranks")
+        if part.counts:
+            listed = ", ".join(part.counts)
+            self._warn_once(
+                key.stage, "counts", f"{told}{listed} may count samples, and stays as it was recorded"
+            )
+        digests = part.digests if self._settings.out else ()
+        return Played(key, part.value, part.about, part.dtypes, part.size, "", part.size, digests, world)
+
+    def _warn_once(self, stage: str, about: str, text: str) -> None:
+        if (stage, f"({about})") not in self._warned:
+            self._warned.add((stage, f"({about})"))
+            log.warning("%s", text)
+
+    def _check_part(self, call: Call, source: Key, world: int, where: str) -> None:
+        """Compare what the stage is given with this rank's part of the recorded inputs, if there are any."""
+        if call.inputs is None and call.arguments is None:
+            return
+        inputs = replace(source, inputs=True)
+        try:
+            value = reshard(self._storage, inputs, world).value
+        except (StepMissingError, MismatchError) as error:
+            why = "only digests of whole shards were recorded"
+            why = error.what if isinstance(error, MismatchError) else why
+            self._warn_once(
+                source.stage, "inputs", f"the arguments of stage {source.stage!r} are not compared: {why}"
+            )
+            return
+        if call.inputs is not None:
+            texts = describe_difference(value, call.inputs.parts)
+            level = self._settings.match.get("inputs", MatchLevel.ERROR)
+            report([Part("inputs", False, level, *texts)] if texts else [], where)
+        elif call.arguments is not None and isinstance(value, dict):
+            recorded = Arguments.of(value, Naming(None)).digests
+            found = compare_arguments(recorded, call.arguments, ())
+            self._report(call.stage.name, recorded, call.arguments, found, where)
+
+    def _check_committed(self, recording: Recording) -> None:
+        """Refuse a shard that is not of one writing with the others."""
+        short = stale_shards(self._storage, [recording])
+        if short is not None:
+            raise explain_missing(self._storage, recording.key, short=short)
 
     def _check_given(self, call: Call, source: Key, played: Played, where: str) -> None:
         """Compare what the stage is given with what it was given when it was recorded."""

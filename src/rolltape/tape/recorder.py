@@ -29,6 +29,8 @@ from rolltape.key import Key, metrics_path
 from rolltape.policy import Action, Mode, Overwrite
 from rolltape.settings import OnError, Settings
 from rolltape.storage import Pending, Storage
+from rolltape.tape.commits import Committer
+from rolltape.tape.current_run import NAME as RUNS
 from rolltape.tape.expected_dtypes import check_expected, dtypes_of
 from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import metrics_line
@@ -36,6 +38,7 @@ from rolltape.tape.recording import Recording
 from rolltape.tape.replayed import NAME as REPLAYED
 from rolltape.tape.replayed import replayed_line
 from rolltape.tape.retention import Retention
+from rolltape.tape.sessions import announce, new_attempt
 from rolltape.tape.stage import Call
 from rolltape.tape.step_index import StepIndex
 from rolltape.tape.summary import Tally, amount
@@ -48,7 +51,13 @@ class Recorder:
     """The writing half of a tape."""
 
     def __init__(
-        self, storage: Storage, settings: Settings, tally: Tally, manifest: Manifest, run: str | None
+        self,
+        storage: Storage,
+        settings: Settings,
+        tally: Tally,
+        manifest: Manifest,
+        run: str | None,
+        session: str,
     ) -> None:
         self._storage = storage
         self._tape = manifest.id
@@ -60,17 +69,34 @@ class Recorder:
         """The run that rewrites the whole tape; None if none ever did."""
         self._writer_name = uuid.uuid4().hex[:12]
         """Tells what this process records from what others do, on the same tape and at the same time."""
+        self._committer = Committer(storage, session)
+        self._announced = False
+        self._since = ""
+        """When this process said that it writes the shards of its rank."""
+        self._arriving: list[tuple[Key, str]] = []
+        """The shards that were written, and may not have arrived where others see them; their attempts."""
         self._failures: list[tuple[str, BaseException]] = []
         self._lock = threading.Lock()
         self.writer = Writer(
             background=settings.background, max_pending_bytes=settings.max_pending_bytes, fail=self.failed
         )
-        self.step_index = StepIndex(storage, self.writer)
+        self.step_index = StepIndex(storage, self.writer, reshard=settings.reshard)
         self._retention = Retention(storage, settings, self.step_index.remove)
         self._steps: dict[tuple[str, str], tuple[int, int | None]] = {}
         """The last step of each stage that was recorded, and the one before."""
         self.recorded: set[Key] = set()
         """What this run put on the tape."""
+
+    def begin(self) -> None:
+        """Before the first live call of a shard: say who writes the shards of this rank from now on."""
+        with self._lock:
+            new, self._announced = not self._announced, True
+        if new:
+            own, self._since = self._settings, _now()
+            try:
+                announce(self._storage, self._committer.session, own.rank, own.world_size)
+            except RolltapeError as error:
+                self.failed(RUNS, error)
 
     def copy(
         self, call: Call, value: Any, seconds: float, inside: Mapping[str, int], order: int
@@ -98,13 +124,15 @@ class Recorder:
             "split": key.split, "stage": key.stage, "step": key.step, "call": key.call,
             "rank": key.rank, "world_size": key.world_size, "position": call.position,
             "order": order, "writer": self._writer_name, "turn": call.scope.turn,
-            "recorded": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+            "recorded": _now(),
             "live_seconds": seconds,
             "blocked_seconds": blocked,
             "fingerprint": self._fingerprint,
             "run": self._run or self._tape,
             "tape": self._tape,
         }  # fmt: skip
+        if key.is_shard:
+            about["attempt"] = new_attempt(self._committer.session)
         if self._settings.random_state:
             about["random"] = random_state.capture()
         if not call.stage.replay:
@@ -212,6 +240,11 @@ class Recorder:
     def _refused(self, name: str, error: RolltapeError) -> None:
         """A file that was written down here, and that the store does not take."""
         if isinstance(error, StepExistsError):
+            if (key := Key.parse(name)) is not None and key.is_shard:
+                with self._lock:
+                    self._arriving = [one for one in self._arriving if one[0] != key]
+                with suppress(RolltapeError):
+                    self._committer.lost(key, self._run or self._tape, self._since)
             self._tally.add(recorded=-1)
             self.failed(name, error)
         elif self._settings.on_error is OnError.WARN:
@@ -233,27 +266,54 @@ class Recorder:
         return self._settings.mode in (Mode.AUTO, Mode.REPLAY) or self._settings.overwrite is Overwrite.KEEP
 
     @property
-    def _renews(self) -> bool:
+    def renews(self) -> bool:
+        """Whether this run writes steps anew that are on the tape."""
         return self._settings.mode is Mode.REWRITE or self._settings.overwrite is Overwrite.REWRITE
 
     def _write(
         self, key: Key, packed: Packed, inputs: Packed | None, about: dict[str, Any], replacing: bool
     ) -> None:
         self._drop_older_calls(key)
+        if replacing and key.is_shard:
+            self._committer.begin(key)
         written = self._write_inputs(key, inputs, about, replacing)
         try:
             written += self._storage.publish(key.path, encode(packed, **about), replace=replacing)
         except StepExistsError as error:
             self._withdraw_inputs(key, about)
-            if self._renews:  # it was not there when the step began
+            if key.is_shard:
+                with suppress(RolltapeError):  # then the step is not complete, and that is told
+                    self._committer.lost(key, about["run"], self._since)
+            if self.renews:  # it was not there when the step began
                 error.causes = ("another process writes the same step of this tape at this very time",)
                 error.hint = "give each process its rank and world_size, or a tape of its own"
             raise
         self._tally.add(recorded=1, bytes_written=written)
+        if key.is_shard:
+            with self._lock:
+                self._arriving.append((key, about["attempt"]))
+            self.complete()
         try:
             self._tally.add(dropped=self._retention.wrote(key))
         except RolltapeError as error:  # the recording itself is safe
             log.warning("%s is recorded, but old steps could not be dropped: %s", key.path, error)
+
+    def complete(self) -> None:
+        """Say of every call whose last shard is ours that it is complete, once that shard has arrived."""
+        with self._lock:
+            waiting, self._arriving = self._arriving, []
+        if not waiting:
+            return
+        pending = set(self._storage.settle(0, patient=False).names)
+        for key, attempt in waiting:
+            if not pending.isdisjoint((RUNS, key.path, replace(key, inputs=True).path)):
+                with self._lock:
+                    self._arriving.append((key, attempt))
+                continue
+            try:
+                self._committer.wrote(key, self._run or self._tape, attempt)
+            except RolltapeError as error:  # the shard itself is safe; without a commit it is not replayed
+                self.failed(key.commit, error)
 
     def _write_inputs(self, key: Key, inputs: Packed | None, about: dict[str, Any], replacing: bool) -> int:
         # Inputs first: where a result is visible, what it was made of is too.
@@ -274,13 +334,19 @@ class Recorder:
 
     def _drop_older_calls(self, key: Key) -> None:
         """When a step is written anew, calls beyond those it now has must not survive from the old run."""
-        if not self._renews or key.call != 0:
+        if not self.renews or key.call != 0:
             return
         later: list[Key] = []
         while self._storage.exists((after := replace(key, call=len(later) + 1)).path):
             later.append(after)
         for old in reversed(later):
             if old not in self.recorded:
+                if old.is_shard:
+                    self._storage.delete(old.commit)
                 self._storage.delete(old.path)
                 self._storage.delete(replace(old, inputs=True).path)
                 self.step_index.remove(old)
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")

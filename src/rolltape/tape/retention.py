@@ -59,6 +59,8 @@ class Retention:
         # Call 0 first: without it the step is missing, and never a step that lacks some of its calls.
         for call in sorted(calls, key=lambda call: (isinstance(call, str), call)):
             key = replace(like, step=step, call=call)
+            if key.is_shard:  # the commit goes first: a step that lacks shards is not complete
+                self._storage.delete(key.commit)
             self._storage.delete(key.path)
             self._storage.delete(replace(key, inputs=True).path)
             self._dropped(key)

@@ -3,6 +3,9 @@
 Asking for one step costs one look at its file, however many there are. A stage's folder is listed when a
 substitute is first asked for, and kept up to date from then on with what this process writes and drops.
 What other processes write is seen when it is asked for by its step.
+
+Of several ranks, a step counts as recorded once all of them have recorded it: every rank comes to the same
+answer, so that none is replayed while another runs live.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias, overload
 
+from rolltape.errors import MismatchError
 from rolltape.key import Key
 from rolltape.storage import Stat, Storage
 from rolltape.tape.current_run import other_run
+from rolltape.tape.shards import Shortfall, judged, named, shortfall_of
 from rolltape.tape.writer import Writer
 
 _Series: TypeAlias = "tuple[int | str, int, int]"
@@ -26,27 +31,71 @@ _Series: TypeAlias = "tuple[int | str, int, int]"
 class StepIndex:
     """Knows which steps are recorded; what is waiting to be written counts as recorded."""
 
-    def __init__(self, storage: Storage, writer: Writer) -> None:
+    def __init__(self, storage: Storage, writer: Writer, *, reshard: bool = False) -> None:
         self._storage = storage
         self._writer = writer
         self._is_others = other_run(storage)
+        self._reshard = reshard
+        """Whether what another number of ranks recorded counts."""
         self._listed: dict[tuple[str, str], dict[_Series, list[int]]] = {}
         self._seen: dict[tuple[str, str], Stat | None] = {}
         """What was seen of each stage when it was last asked whether a recording is there."""
+        self._mine: set[Key] = set()
+        """The shards that this process has written: the others will follow."""
+        self._short: dict[Key, Shortfall] = {}
         self._lock = threading.Lock()
 
     def holds(self, key: Key) -> bool:
-        """Whether this very recording is there."""
-        if self._writer.is_pending(key.path):
-            self._seen.pop((key.split, key.stage), None)
+        """Whether this very recording is there, or one that it can be made of."""
+        return self._holds(key) or self.other_world(key) is not None
+
+    def other_world(self, key: Key) -> int | None:
+        """How many ranks recorded a call that is to be divided anew; None if this very number did."""
+        if not self._reshard or isinstance(key.call, str) or self._holds(key):
+            return None
+        with self._lock:
+            folder = self._folder(key)
+            worlds = sorted(
+                world for world in _worlds(folder, key) if key.step in _common(folder, key, world)
+            )
+        if len(worlds) > 1:
+            raise MismatchError(
+                f"step {key.step} was recorded by {worlds[0]} ranks, and by {worlds[1]} ranks again",
+                where=f"{self._storage.location}/{key.split}/{key.stage}",
+                hint="rolltape cut or prune one of them away: which one is meant cannot be told",
+            )
+        return worlds[0] if worlds else None
+
+    def _holds(self, key: Key) -> bool:
+        self._seen.pop((key.split, key.stage), None)
+        if self._writer.is_pending(key.path) or key in self._mine:
             return True
-        found = self._seen[key.split, key.stage] = self._storage.stat(key.path)
-        return found is not None and not (self._is_others and self._is_others(key))
+        if key.is_shard and not self._storage.exists(key.commit):
+            return self._holds_shard(key)
+        if not key.is_shard:
+            found = self._seen[key.split, key.stage] = self._storage.stat(key.path)
+            if found is None:
+                return False
+        return not (self._is_others and self._is_others(key))
 
     def seen(self, key: Key) -> Stat | None:
         """The file as it was when it was just asked for; None if something else was asked for since."""
         found = self._seen.pop((key.split, key.stage), None)
         return found if found is not None and found.name == key.path else None
+
+    def short(self, key: Key) -> Shortfall | None:
+        """Why a shard that is there did not count when it was last asked for."""
+        return self._short.get(key)
+
+    def _holds_shard(self, key: Key) -> bool:
+        """Whether a shard without a commit counts: on a tape that is older than commits it may."""
+        self._short.pop(key, None)
+        if not self._storage.exists(key.path) or (self._is_others and self._is_others(key)):
+            return False
+        short = shortfall_of(self._storage, key)
+        if short is not None:
+            self._short[key] = short
+        return short is None
 
     def steps(self, key: Key) -> RecordedSteps:
         """The recorded steps of the call and shard of ``key``."""
@@ -55,17 +104,28 @@ class StepIndex:
     def in_order(self, key: Key) -> list[int]:
         """The same as a list that is not to be changed."""
         with self._lock:
-            folder = self._listed.get((key.split, key.stage))
-            if folder is None:
-                folder = self._listed[key.split, key.stage] = self._list(key.split, key.stage)
-            return folder.get(_series(key), [])
+            folder = self._folder(key)
+            mine = folder.get(_series(key), [])
+            if not self._reshard or isinstance(key.call, str):
+                return mine
+            return sorted({*mine}.union(*(_common(folder, key, world) for world in _worlds(folder, key))))
+
+    def _folder(self, key: Key) -> dict[_Series, list[int]]:
+        folder = self._listed.get((key.split, key.stage))
+        if folder is None:
+            folder = self._listed[key.split, key.stage] = self._list(key.split, key.stage)
+        return folder
 
     def add(self, key: Key) -> None:
         """Note a recording that is about to be written."""
+        if key.is_shard:
+            self._mine.add(key)
+            self._short.pop(key, None)
         self._change(key, 1)
 
     def remove(self, key: Key) -> None:
         """Note that a recording is gone."""
+        self._mine.discard(key)
         self._change(key, 0)
 
     def forget(self, key: Key) -> None:
@@ -78,8 +138,13 @@ class StepIndex:
         names = {name for name in self._writer.pending() if name.startswith(f"{split}/{stage}/")}
         names.update(self._storage.names(f"{split}/{stage}/"))
         found: defaultdict[_Series, list[int]] = defaultdict(list)
-        for key in filter(None, map(Key.parse, names)):
-            if not key.inputs and not (self._is_others and self._is_others(key)):
+        keys, commits = named(names)
+        if self._is_others:
+            keys = [key for key in keys if not self._is_others(key)]
+        short = judged(self._storage, split, stage, keys, commits)
+        lacking = {(one.key.step, one.key.call, one.key.world_size) for one in short}
+        for key in keys:
+            if key in self._mine or (key.step, key.call, key.world_size) not in lacking:
                 found[_series(key)].append(key.step)
         return {series: sorted(steps) for series, steps in found.items()}
 
@@ -132,6 +197,17 @@ def recordings(storage: Storage, split: str | None = None, stage: str | None = N
                 continue
             keys = [key for name in storage.names(folder) if (key := Key.parse(name)) and not key.inputs]
             yield from sorted((key for key in keys if not (is_others and is_others(key))), key=call_order)
+
+
+def _worlds(folder: dict[_Series, list[int]], key: Key) -> set[int]:
+    """The other numbers of ranks that have recorded this call at some step."""
+    return {world for call, _, world in folder if call == key.call} - {key.world_size}
+
+
+def _common(folder: dict[_Series, list[int]], key: Key, world: int) -> set[int]:
+    """The steps at which each of so many ranks has recorded a call."""
+    first, *others = (folder.get((key.call, rank, world), []) for rank in range(world))
+    return set(first).intersection(*others)
 
 
 def _series(key: Key) -> _Series:

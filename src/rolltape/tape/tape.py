@@ -78,6 +78,7 @@ class Tape(Reading):
         split: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        reshard: bool | None = None,
         fingerprint: Mapping[str, Any] | None = None,
         match: Mapping[str, str] | None = None,
         max_keep: int | None = None,
@@ -99,8 +100,14 @@ class Tape(Reading):
         given = {name: value for name, value in locals().items() if name not in ("self", "settings")}
         self._open(settings or resolve(given, os.environ))
 
-    def _open(self, settings: Settings, run: str | None = None, out_run: str | None = None) -> Tape:
-        """Open the tape; ``run`` and ``out_run`` are what another process of this program has begun."""
+    def _open(
+        self,
+        settings: Settings,
+        run: str | None = None,
+        out_run: str | None = None,
+        session: str | None = None,
+    ) -> Tape:
+        """Open the tape; the others are what another process of this program has begun."""
         self.settings = settings
         self.dir = self.manifest = self.out = None
         self._dispatcher: Dispatcher | None = None
@@ -113,9 +120,10 @@ class Tape(Reading):
         self.dir = storage.location
         self.manifest = open_tape(storage, self.settings)
         if self.settings.out is not None:
-            self.out = _opened(type(self), *begin_out(self.settings, self.manifest, self.dir, out_run))
+            settings, out_run = begin_out(self.settings, self.manifest, self.dir, out_run)
+            self.out = _opened(type(self), settings, out_run, session=session)
         self._dispatcher = Dispatcher(
-            storage, self.settings, self.manifest, self.out._dispatcher if self.out else None, run
+            storage, self.settings, self.manifest, self.out._dispatcher if self.out else None, run, session
         )
         log.info("tape %s, mode %s", self.dir, self.settings.mode)
         return self
@@ -148,7 +156,8 @@ class Tape(Reading):
             self._dispatcher.calls_made.alone = False
         out, run = (self.out.dir, self.out._run) if self.out else (None, None)
         settings = replace(self.settings, dir=self.dir or self.settings.dir, out=out)
-        return _elsewhere, (type(self), settings, self._run, run)
+        session = self._dispatcher.session if self._dispatcher else None
+        return _elsewhere, (type(self), settings, self._run, run, session)
 
     def __enter__(self) -> Tape:
         return self
@@ -323,13 +332,21 @@ class Tape(Reading):
         return scope
 
 
-def _opened(cls: type[Tape], settings: Settings, run: str | None, out_run: str | None = None) -> Tape:
-    return cls.__new__(cls)._open(settings, run, out_run)
+def _opened(
+    cls: type[Tape],
+    settings: Settings,
+    run: str | None,
+    out_run: str | None = None,
+    session: str | None = None,
+) -> Tape:
+    return cls.__new__(cls)._open(settings, run, out_run, session)
 
 
-def _elsewhere(cls: type[Tape], settings: Settings, run: str | None, out_run: str | None = None) -> Tape:
+def _elsewhere(
+    cls: type[Tape], settings: Settings, run: str | None, out_run: str | None, session: str | None
+) -> Tape:
     """The same tape in another process."""
-    tape = _opened(cls, settings, run, out_run)
+    tape = _opened(cls, settings, run, out_run, session)
     if tape._dispatcher is not None:
         tape._dispatcher.calls_made.alone = False
     return tape

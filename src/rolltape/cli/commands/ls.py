@@ -18,7 +18,11 @@ from rolltape.reader.wording import count, moment, seconds
 from rolltape.rich_text import shown
 from rolltape.steps import ALL_STEPS, StepSelector
 from rolltape.tape.missing import ranges
+from rolltape.tape.shards import Shortfall
 from rolltape.tape.summary import amount
+
+MOST_SHORTFALLS = 10
+"""How many incomplete steps are named."""
 
 
 @click.command("ls", short_help="List tapes, or the steps on a tape.")
@@ -59,9 +63,12 @@ def _chosen(
 ) -> list[StageFiles]:
     """The stages asked for that have recordings, in the order in which a step runs them."""
     found = {
-        (one.split, one.stage): one for one in stage_files(tape.storage, split, stage, steps) if one.files
+        (one.split, one.stage): one
+        for listed in stage_files(tape.storage, split, stage, steps)
+        if (one := listed.everything).files
     }
     order = [(name, each) for name in tape.splits for each in tape.stages(name)]
+    order += [one for one in found if one not in order]  # of which no step is complete
     return [found[one] for one in order if one in found]
 
 
@@ -129,7 +136,9 @@ def _recordings(tape: Run, found: list[StageFiles], limit: int, as_json: bool) -
     if as_json:
         about = {"path": tape.storage.location, "id": tape.manifest.id, "created": tape.manifest.created}
         hidden = sum(len(group.hidden) for group in groups)
-        print_json({"tape": about, "recordings": [row.as_json() for row in rows], "not_shown": hidden})
+        lacking = [str(one) for one in _shortfalls(found)]
+        rest = {"not_shown": hidden} | ({"incomplete": lacking} if lacking else {})
+        print_json({"tape": about, "recordings": [row.as_json() for row in rows], **rest})
     elif rows:
         _print_recordings(tape, groups)
     if not rows:
@@ -139,7 +148,11 @@ def _recordings(tape: Run, found: list[StageFiles], limit: int, as_json: bool) -
         if not as_json:
             Screen().print(shown(said, lines=True), soft_wrap=True)
     _complain_about(groups)
-    return Exit.FINDINGS if any(row.problem for row in rows) else Exit.CLEAN
+    return Exit.FINDINGS if any(row.problem for row in rows) or _shortfalls(found) else Exit.CLEAN
+
+
+def _shortfalls(found: list[StageFiles]) -> list[Shortfall]:
+    return [one for listed in found for one in listed.shortfalls]
 
 
 def _metrics_only(tape: Run) -> str:
@@ -167,6 +180,11 @@ def _complain_about(groups: list[Group]) -> None:
     """Say what is not in the tables: what was left out, and what could not be read."""
     for row in (row for group in groups for row in group.rows if row.problem):
         complain(f"damaged: {row.file}: {row.problem}")
+    short = _shortfalls([group.listed for group in groups])
+    for one in short[:MOST_SHORTFALLS]:
+        complain(f"incomplete: {one}")
+    if len(short) > MOST_SHORTFALLS:
+        complain(f"incomplete: {count(len(short) - MOST_SHORTFALLS)} more; rolltape check lists them")
     hidden = sum(len(group.hidden) for group in groups)
     if hidden:
         complain(f"{count(hidden)} earlier recordings are not shown; --limit 0 shows all, --steps chooses")

@@ -81,8 +81,10 @@ def command(
 def choose(
     tape: Run, listed: StageFiles, keep: int | None, steps: StepSelector | None, pin: StepSelector
 ) -> Doomed:
-    """The recordings of a stage that go. Results come before their inputs: no result is ever without."""
-    everything = [*listed.files, *listed.inputs]
+    """The recordings of a stage that go. Results come before their inputs: no result is ever without. Commits
+    go first of all: a step of which some shards are gone is not complete.
+    """
+    everything = [*listed.commits, *listed.files, *listed.partial, *listed.inputs]
     doomed = steps_to_drop({step for step, _ in everything}, keep, steps, pin)
     files = [name for step, name in everything if step in doomed]
     sizes = [stat.size for name in files if (stat := tape.storage.stat(name)) is not None]

@@ -42,6 +42,8 @@ def _tell(done: Repair, tape: str) -> None:
     if done.indexed is not None:
         what = counted(done.indexed, "recording")
         complain(f"the index of the segments was made anew from them: {what}; what was pruned is there again")
+    if done.completed:
+        complain(f"completed, all shards are there: {', '.join(map(visible, done.completed))}")
     if done.fetched:
         complain(f"fetched {counted(len(done.fetched), 'file')}: {', '.join(map(visible, done.fetched))}")
     for split in dict.fromkeys(split for split, _ in done.dropped):
@@ -52,5 +54,6 @@ def _tell(done: Repair, tape: str) -> None:
     if done.dropped:
         folder = shlex.quote(tape)
         complain(f"  next: record them again: rolltape run --mode auto --dir {folder} -- COMMAND")
-    if not (done.made or done.indexed is not None or done.fetched or done.dropped or done.lines or done.left):
+    did = done.made or done.completed or done.fetched or done.dropped or done.lines
+    if not (did or done.indexed is not None or done.left):
         complain("nothing to repair")

@@ -120,6 +120,13 @@ def _find(opened: Run, key: Key, rank: int | None, *, every: bool) -> list[Recor
     if there:
         return there
     wanted = key if rank is None else replace(key, rank=rank, world_size=rank + 1)
+    short = opened.files(key.stage, key.split).short(key.step)
+    if short is not None and rank is None:
+        error = explain_missing(opened.storage, short.key, short=short)
+        error.hint = (
+            f"rolltape show {opened.path} {key.step} --rank R shows the shard of a rank that is there"
+        )
+        raise error
     error = explain_missing(opened.storage, wanted)
     error.hint = f"rolltape ls {opened.path} lists what is there"
     raise error

@@ -43,8 +43,13 @@ def accept(ours: Run, theirs: Run, *, author: str, reason: str, verdict: str) ->
     sources = [new.id, *new.sources, old.id, *old.sources]
     # What follows is recorded by others, and wanted.
     write_manifest(baseline, replace(old, sources=sources), replace=True)
+    for call in dict.fromkeys(key.commit for key in keys if key.is_shard):
+        baseline.delete(call)  # until all shards of a step are those of the candidate
     placed = [_publish(baseline, candidate, key) for key in keys]
     _drop_older(baseline, placed, replay=replay)
+    for call in dict.fromkeys(key.commit for key in placed if key.is_shard):
+        if candidate.exists(call):
+            baseline.publish(call, [candidate.read(call)], replace=True)
     for split in {*ours.splits, *theirs.splits}:
         lines = metrics_lines(theirs, split)
         if lines:
@@ -79,7 +84,7 @@ def _publish(baseline: Storage, candidate: Storage, key: Key) -> Key:
     if not recording.about.returned:
         file = recording.open_whole()
         beside = replace(key, stage=LIVE_STATE)
-        pieces = file.subset(range(file.samples), stage=LIVE_STATE)
+        pieces = file.subset(range(file.samples), stage=LIVE_STATE, attempt=None)
         if pieces is not None:
             baseline.publish(beside.path, pieces, replace=True)
             return beside
@@ -103,4 +108,6 @@ def _drop_older(baseline: Storage, keys: Sequence[Key], *, replay: bool) -> None
         if mine or not replay or not Recording(baseline, found).about.replays:
             for key in _with_inputs(baseline, found):
                 if key.path not in kept:
+                    if key.is_shard:
+                        baseline.delete(key.commit)
                     baseline.delete(key.path)

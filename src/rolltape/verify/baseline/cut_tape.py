@@ -16,11 +16,13 @@ from rolltape.reader.run import Run
 from rolltape.reader.stored_file import Id
 from rolltape.steps import ALL_STEPS, StepSelector
 from rolltape.storage import Storage
+from rolltape.tape.commits import Commit, write_commit
 from rolltape.tape.manifest import NAME, new_manifest, write_manifest
 from rolltape.tape.metrics import metrics_line
 from rolltape.tape.recording import Recording
 from rolltape.tape.replayed import NAME as REPLAYED
 from rolltape.tape.replayed import read_replayed, write_replayed
+from rolltape.tape.shards import shortfall_of
 from rolltape.tape.step_index import recordings
 from rolltape.verify.align.cut_alike import ALL
 from rolltape.verify.baseline.redaction import Redaction
@@ -98,6 +100,7 @@ def cut(
     out.check_writable()
     written = [REPLAYED]
     whole: list[str] = []
+    taken_shards: dict[Key, dict[int, str]] = {}
     left = 0
     if redaction is None:
         sources = [manifest.id, *manifest.sources]
@@ -125,6 +128,13 @@ def cut(
                 out.publish(name, pieces, replace=False)
                 whole += [name] if as_it_is else []
                 written.append(name)
+                if key.is_shard and not file.inputs:
+                    taken_shards.setdefault(replace(key, rank=0), {})[key.rank] = _opened_attempt(out, key)
+        for call, attempts in taken_shards.items():
+            if shortfall_of(tape, call) is None:  # what was left out on purpose is not missing
+                found = Commit(tuple(attempts.get(rank) for rank in range(call.world_size)))
+                write_commit(out, call, found)
+                written.append(call.commit)
         for split in {key.split for key in keys}:
             for line in metrics_lines(run, split, steps, redaction):
                 out.append(metrics_path(split), line)
@@ -199,6 +209,11 @@ def _sieve(run: Run, base: Run | None, split: str, step: int, samples: StepSelec
         rest = iter(found.ids)
         ids |= {file.recording.key.path: list(islice(rest, file.samples)) for file in found.files}
     return Sieve(frozenset(counted.ids), frozenset(wanted), calls, ids)
+
+
+def _opened_attempt(out: Storage, key: Key) -> str:
+    """What a commit says of a shard that was just taken over."""
+    return Recording(out, key).file.about.attempt or ""
 
 
 def _opened(data: bytes) -> RecordingFile:
