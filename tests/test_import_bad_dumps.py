@@ -116,7 +116,7 @@ def test_a_reader_that_does_not_answer_is_replaced(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(worker_module, "_line", lambda process, deadline: None)
     report = import_dumps(tmp_path / "d", tmp_path / "tape")
     assert report is not None
-    assert [problem.message for problem in report.problems] == ["it took too long to read"]
+    assert ["it took too long to read" in problem.message for problem in report.problems] == [True]
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), UnsupportedValueError("odd"), MemoryLimitError("odd")])
