@@ -13,7 +13,13 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rolltape.batch.digest import Digest
 from rolltape.codec.header import About
-from rolltape.errors import CorruptFileError, RolltapeError, StepMissingError
+from rolltape.errors import (
+    CorruptFileError,
+    MisplacedFileError,
+    RolltapeError,
+    StepMissingError,
+    StorageError,
+)
 from rolltape.fingerprint import Part, compare
 from rolltape.key import Key
 from rolltape.policy import Action
@@ -216,6 +222,8 @@ class Player:
         kept = Recording(self._storage, replace(source, inputs=True))
         try:
             value = kept.value() if kept.about.inputs == about.inputs else None
+        except (MisplacedFileError, StorageError):
+            raise  # it is not damaged: something else was put in its place
         except RolltapeError as error:
             log.warning("the recorded inputs cannot be read, so they are not compared: %s", error)
             return {}
@@ -256,6 +264,8 @@ class Player:
                 if kept.about.inputs != recorded:
                     raise CorruptFileError("these are the inputs of another recording", where=kept.where)
                 difference = describe_difference(kept.value(), inputs.parts)
+            except (MisplacedFileError, StorageError):
+                raise
             except RolltapeError as error:
                 difference = f"others, which cannot be read ({error.what})", f"digest {inputs.digest}"
             if difference is None:  # the same, packed by another version
