@@ -1,7 +1,7 @@
 """Changed recordings, tapes, metrics, dumps and gates: an error of ours, quickly, with nothing executed.
 
-`make test` tries a few of each; `make fuzz` as many as EXAMPLES says, and five times as many dumps, with SEED to
-begin from. What fails is given by its seed: `make fuzz SEED=123 EXAMPLES=1` has it again.
+`make test` tries a few of each; `make fuzz` as many as EXAMPLES says, and five times as many dumps, with SEED
+to begin from. What fails is given by its seed: `make fuzz SEED=123 EXAMPLES=1` has it again.
 """
 
 from __future__ import annotations

@@ -63,7 +63,6 @@ class Dismantled:
         self._taken[name] = count
         return unique
 
-
     def has_room(self, fields: int) -> bool:
         """Whether records of so many fields may become columns."""
         return len(self._taken) + fields <= MAX_RECORD_COLUMNS

@@ -4,8 +4,8 @@ No code in a dump runs. But a dump of a few bytes can be made to take any time o
 unpickler of Python itself, and that must not stop the import of the others. The process is asked for one dump
 after the other, by a line of JSON each, and answers each by a line; when it fails it is replaced.
 
-The time on the clock is limited by the parent, so that nobody waits for a dump that waits for something. Where
-the system has no limit of memory (macOS) the time alone is limited.
+The time on the clock is limited by the parent, so that nobody waits for a dump that waits for something.
+Where the system has no limit of memory (macOS) the time alone is limited.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from rolltape.errors import NotATapeError, TapeNotFoundError
 from rolltape.key import Key
 from rolltape.steps import ALL_STEPS, StepSelector
 from rolltape.storage import LocalStorage, Stat
+from rolltape.storage.beneath import is_recording
 from rolltape.tape.current_run import NAME as RUNS
 from rolltape.tape.current_run import other_run
 from rolltape.tape.manifest import NAME
@@ -168,7 +169,7 @@ def all_files(storage: LocalStorage) -> Iterator[Stat]:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
-                if entry.is_dir(follow_symlinks=False):
+                if entry.is_dir(follow_symlinks=False) and not is_recording(entry.name):
                     pending += [(f"{folder}{entry.name}/", depth + 1)] if depth < DEEPEST else []
                 else:
                     with suppress(FileNotFoundError):  # deleted since it was listed

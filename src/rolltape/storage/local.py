@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from rolltape.errors import CorruptFileError, RolltapeError, StepExistsError, StepMissingError
 from rolltape.storage import posix
-from rolltape.storage.beneath import folder, not_regular, open_file
+from rolltape.storage.beneath import folder, is_recording, not_regular, open_file
 from rolltape.storage.contract import BytesLike, Stat, check_name, check_prefix, is_name
 from rolltape.storage.memory_limit import check_memory
 
@@ -147,7 +147,7 @@ class LocalStorage:
                     found = os.stat(base, dir_fd=fd, follow_symlinks=False)
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(found.st_mode) and not is_recording(base):
             return None
         if not stat.S_ISREG(found.st_mode):
             raise not_regular(path, found.st_mode)
@@ -330,7 +330,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False)
+    return entry.is_dir(follow_symlinks=False) and not is_recording(entry.name)
 
 
 def _flat(chunks: Sequence[BytesLike]) -> list[memoryview]:
