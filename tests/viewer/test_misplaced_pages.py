@@ -1,0 +1,68 @@
+"""What lies in another's place is shown on no page, in no file of pages and in no terminal; the rest works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from textual.widgets import DataTable
+
+from rolltape.cli.app import app as cli
+from rolltape.viewer.library import Library
+from rolltape.viewer.terminal import Browser
+from tests.contracts.test_misplaced_on_every_path import MISPLACED, NO_FILES, Planted, Tapes, record
+from tests.viewer.serving import serve
+
+KINDS = MISPLACED | NO_FILES
+
+
+@pytest.fixture(scope="module")
+def tapes(tmp_path_factory: pytest.TempPathFactory) -> Tapes:
+    folder = tmp_path_factory.mktemp("tapes")
+    return Tapes(*(record(folder / name) for name in ("planted", "elsewhere", "good")))
+
+
+@pytest.fixture(params=KINDS)
+def planted(request: pytest.FixtureRequest, tapes: Tapes, tmp_path: Path) -> Planted:
+    return KINDS[request.param](tapes.laid_out(tmp_path / "t"), tapes.other)
+
+
+def pages(planted: Planted) -> list[str]:
+    key = planted.key
+    at = f"{key.split}/{key.stage}"
+    found = ["/", "/state", "/t/0", "/c/0/1", f"/t/0?split={key.split}"]
+    found += [f"/t/0/{at}/{key.step}", f"/t/0/{at}/{key.step}/0", f"/t/0/{at}/{key.step}/1"]
+    found += [f"/series/0/{at}", f"/series/1/{at}", f"/t/0/{key.split}/reward/{key.step}/0"]
+    for both in ("/c/0/1", "/c/1/0"):
+        found += [f"{both}/{at}/{key.step}", f"{both}/{at}/{key.step}/0"]
+    return found
+
+
+def test_no_page_shows_it(planted: Planted) -> None:
+    good, key = planted.tape.parent / "good", Path(planted.place)
+    with serve(Library([str(planted.tape), str(good)])) as address:
+        for page in pages(planted):
+            answer = httpx.get(address + page, timeout=60)
+            assert answer.status_code < 500 or "in the place of a" in answer.text or key.name in answer.text, page
+            assert not [one for one in planted.marks if one in answer.text], page
+        assert httpx.get(f"{address}/t/0").status_code == 200
+
+
+def test_no_file_of_pages_holds_it(planted: Planted, tmp_path: Path) -> None:
+    file = tmp_path / "pages.html"
+    with pytest.raises(SystemExit):
+        cli(["view", str(planted.tape), "--export", str(file), "--steps", "0-9"])
+    text = file.read_text() if file.exists() else ""
+    assert not [one for one in planted.marks if one in text]
+
+
+async def test_no_terminal_shows_it(planted: Planted) -> None:
+    browser = Browser(Library([str(planted.tape)]))
+    async with browser.run_test(size=(200, 60)) as pilot:
+        for _ in range(3):
+            await pilot.pause()
+            for table in browser.query(DataTable):
+                shown = [str(cell) for row in table.rows for cell in table.get_row(row)]
+                assert not [one for one in planted.marks if one in " ".join(shown)]
+            await pilot.press("down", "enter")
