@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from textual.widgets import DataTable
+from textual.widgets import DataTable, Static
 
 from rolltape.cli.app import app as cli
 from rolltape.viewer.library import Library
@@ -15,6 +15,8 @@ from tests.contracts.test_misplaced_on_every_path import MISPLACED, NO_FILES, Pl
 from tests.viewer.serving import serve
 
 KINDS = MISPLACED | NO_FILES
+SHOWN = ["a step renamed to one that is not there", "two steps swapped", "a link to another tape", "a pipe"]
+"""Of each kind one: a terminal takes its time to be set up."""
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +59,15 @@ def test_no_file_of_pages_holds_it(planted: Planted, tmp_path: Path) -> None:
     assert not [one for one in planted.marks if one in text]
 
 
+@pytest.mark.parametrize("planted", SHOWN, indirect=True)
 async def test_no_terminal_shows_it(planted: Planted) -> None:
-    browser = Browser(Library([str(planted.tape)]))
-    async with browser.run_test(size=(200, 60)) as pilot:
-        for _ in range(3):
-            await pilot.pause()
-            for table in browser.query(DataTable):
-                shown = [str(cell) for row in table.rows for cell in table.get_row(row)]
+    for row in (1, 2):  # where the step is; of one that was renamed, the last
+        browser = Browser(Library([str(planted.tape)]), planted.key.split, planted.key.stage)
+        async with browser.run_test(size=(200, 60)) as pilot:
+            for keys in (["j"] * row, ["enter"], ["j", "enter"]):  # the steps, the groups of one, a sample
+                await pilot.press(*keys)
+                await pilot.pause()
+                shown = [str(widget.render()) for widget in browser.screen.query(Static)]
+                for table in browser.screen.query(DataTable):
+                    shown += [str(cell) for name in table.rows for cell in table.get_row(name)]
                 assert not [one for one in planted.marks if one in " ".join(shown)]
-            await pilot.press("down", "enter")
