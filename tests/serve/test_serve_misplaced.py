@@ -55,9 +55,7 @@ def recordings(tape: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("plant", [swapped, foreign, linked, piped])
-def test_nothing_of_it_is_answered(
-    tmp_path: Path, plant: Callable[[Path, Path, list[str]], Any]
-) -> None:
+def test_nothing_of_it_is_answered(tmp_path: Path, plant: Callable[[Path, Path, list[str]], Any]) -> None:
     answers, theirs = record(tmp_path / "tape"), record(tmp_path / "other")
     files = recordings(tmp_path / "tape")
     assert len(files) >= 2
