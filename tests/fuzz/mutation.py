@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 ODD: list[Any] = [
     None, True, False, 0, 1, -1, 2, 7, 64, 255, 2**31, 2**63, 2**64, -(2**63), 10**30, 0.5, 1e308,
@@ -78,6 +81,35 @@ def flip(data: bytes, draw: random.Random) -> bytes:
         else:
             changed[at:at] = changed[at : at + draw.choice([1, 8, 200])]
     return bytes(changed)
+
+
+def bulky(draw: random.Random) -> Any:
+    """A value of very many small parts: what takes the square of their number ends here, not at a user's."""
+    count = draw.choice([300, 2000, 8000])
+    few = draw.choice([1, 2, 3])
+    kinds: list[Callable[[], Any]] = [
+        lambda: {f"c{n}": [n] * few for n in range(count)},
+        lambda: {f"c{n}": np.full((few, 1 + n % draw.choice([1, 2, 7])), n % 9) for n in range(count)},
+        lambda: {f"c{n}": np.zeros((few, 1 + n % 5), draw.choice(["i8", "f4"])) for n in range(count)},
+        lambda: {f"c{n}": np.arange(n % 50) for n in range(count)},
+        lambda: {chr(0xD800 + n % 2048) + chr(0xD800 + n // 2048): [n] * few for n in range(count)},
+        lambda: {f"g{n}": {"a.b": [1] * few, "a_b": [2] * few} for n in range(count)},
+        lambda: [{f"c{n}": n for n in range(count)}] * few,
+        lambda: [{"a": n, "b": {"c": (n, str(n))}} for n in range(count)],
+        lambda: [{f"k{n}": n} for n in range(count)],
+        lambda: {"x": [{n, -n} for n in range(count)], "y": {n: n for n in range(count)}},
+        lambda: {"uid": ["u"] * count, "prompt": [[{"role": "user"}]] * count, "index": [0] * count},
+        lambda: _nested(draw.choice([2, 5, 8]), draw.choice([2, 4, 6])),
+        lambda: [[{"a": np.arange(3)}] * few] * count,
+    ]
+    return draw.choice(kinds)()
+
+
+def _nested(width: int, depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {f"k{n}": value for n in range(width)}
+    return [value] * 3
 
 
 NAMES = [

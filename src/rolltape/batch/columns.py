@@ -8,6 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+MAX_COLUMNS = 2**16
+"""Columns and arrays that one recording holds: each takes its time to write and to read, however small."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArrayColumn:

@@ -18,7 +18,7 @@ import numpy as np
 from rolltape.batch import arrays, classes, nested, registry, scalars
 from rolltape.batch.arrays import Bits
 from rolltape.batch.classes import instance
-from rolltape.batch.columns import ArrayColumn, Column, ObjectColumn, RaggedColumn
+from rolltape.batch.columns import MAX_COLUMNS, ArrayColumn, Column, ObjectColumn, RaggedColumn
 from rolltape.batch.json_values import Leaf, Path, adapted_parts, from_json, is_array, to_json, unsupported
 from rolltape.batch.lists import flatten_groups, list_column, list_of, record_fields
 from rolltape.batch.roles import names_of
@@ -29,6 +29,9 @@ from rolltape.errors import CorruptFileError, UnsupportedValueError
 MAX_RECORD_DEPTH = 8
 """Records inside records become columns down to here; what is deeper, or contains itself, becomes JSON."""
 
+MAX_RECORD_COLUMNS = 4096
+"""Fields of records become columns up to here: a record with more of them is a mapping, and becomes JSON."""
+
 
 @dataclass(slots=True)
 class Dismantled:
@@ -38,17 +41,31 @@ class Dismantled:
     tree: Json
     columns: dict[str, Column] = field(default_factory=dict)
     wholes: dict[str, Bits] = field(default_factory=dict)
-    _taken: set[str] = field(default_factory=set)
+    _taken: dict[str, int] = field(default_factory=dict)
+    """Each name that was claimed, and how often."""
 
     def claim(self, name: str) -> str:
         """A name like this one that no other column has or will have; ``_`` is for the codec's own."""
+        if len(self._taken) >= MAX_COLUMNS:
+            raise UnsupportedValueError(
+                f"it has more than {MAX_COLUMNS:,} columns, the most that one recording holds",
+                causes=["numbers or tensors by name, each of which is a column"],
+                hint="return fewer and larger arrays, or record it in several stages",
+            )
         name = f"x{name}" if name.startswith("_") else name
-        unique, count = name, 1
-        while unique in self._taken:
-            count += 1
+        unique, count = name, self._taken.get(name, 0) + 1
+        if count > 1:
             unique = f"{name}/{count}"
-        self._taken.add(unique)
+            while unique in self._taken:
+                count += 1
+                unique = f"{name}/{count}"
+            self._taken[unique] = 1
+        self._taken[name] = count
         return unique
+
+    def has_room(self, fields: int) -> bool:
+        """Whether records of so many fields may become columns."""
+        return len(self._taken) + fields <= MAX_RECORD_COLUMNS
 
 
 @dataclass(slots=True)
@@ -393,6 +410,8 @@ def _place_list(value: list[Any], path: Path, name: str, parts: Dismantled) -> d
     if len(flat) != parts.samples or not flat:
         return {"$list": to_json(value, _further(parts, name, path), path)}
     fields = record_fields(flat) if len(path) < MAX_RECORD_DEPTH else None
+    if fields is not None and not parts.has_room(len(fields)):
+        fields = None
     if fields is not None:
         node: dict[str, Json] = {}
         for key, items in fields.items():

@@ -29,7 +29,7 @@ from rolltape.codec.pack import Packed, pack
 from rolltape.codec.recycled import Memory
 from rolltape.codec.seal import check_chunk, read_tail, seal, tail_size
 from rolltape.codec.threads import SHARE_FROM, submit
-from rolltape.codec.validation import validate
+from rolltape.codec.validation import check_count, validate
 from rolltape.errors import BatchError, CorruptFileError, MemoryLimitError, RolltapeError
 from rolltape.storage.memory_limit import check_memory
 
@@ -37,6 +37,8 @@ FORMAT = 1
 """The version of the file format. Readers refuse newer ones."""
 
 ROWS_PER_GROUP = 256
+MOST_CHUNKS = 2**16
+"""Pieces that a file is cut into, one for each column of each group of rows: each takes its time to find."""
 TAIL_GUESS = 64 * 1024
 DECODE_APART_FROM = 1024 * 1024
 """Stored bytes from which a column is decoded on another thread."""
@@ -64,9 +66,14 @@ def encode(packed: Packed, **about: Json) -> list[Any]:
         write_statistics=False,
         store_schema=False,
     ) as writer:
-        writer.write_table(table, row_group_size=ROWS_PER_GROUP)
+        writer.write_table(table, row_group_size=rows_per_group(packed.samples, len(fields)))
         writer.add_key_value_metadata({_KEY: text.encode()})
     return seal(sink.getvalue())
+
+
+def rows_per_group(samples: int, columns: int) -> int:
+    """How many samples lie together: more where many columns would make too many pieces."""
+    return max(ROWS_PER_GROUP, -(-samples * columns // MOST_CHUNKS))
 
 
 def _float_path(field: pa.Field) -> list[str]:
@@ -135,6 +142,7 @@ class RecordingFile:
         self._names: list[str] = self._parquet.schema_arrow.names
         self._index = {name: at for at, name in enumerate(self._names)}
         found = self._parquet.metadata
+        check_count(len(self._names))
         if not len(self._index) == len(self._names) == found.num_columns:
             raise CorruptFileError("the file has columns of the same name, or columns of columns")
         if len(self._chunks) != found.num_row_groups * len(self._names):

@@ -13,8 +13,10 @@ Every layout is proven on all bits at write time; a guess that fails costs time,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import merge
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -53,6 +55,10 @@ def _sample_rows(n: int) -> list[int]:
     return sorted({0, n // 3, n // 2, n - 1})
 
 
+TRIES = 50_000
+"""Guesses that are tried on one batch. A batch of many thousand columns has more pairs than time; what is not
+tried is stored plainly."""
+
 BYTES_FROM = 4096
 """Rows of three or more axes and at least this many bytes are stored raw if trimming does not help."""
 
@@ -78,6 +84,10 @@ class Rows:
     def width(self) -> int:
         return int(self.bits.shape[1])
 
+    def at(self, place: int) -> bytes:
+        """One element of each of a few rows: what has others there is not this column."""
+        return bytes(self.bits[_sample_rows(len(self.bits)), place].data)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -101,9 +111,16 @@ class Planner:
     def __init__(self, columns: list[Rows], samples: int) -> None:
         self._columns = columns
         self._samples = samples
-        self._by_width: dict[int, list[Rows]] = {}
+        self._tries = TRIES
+        self._starting: dict[tuple[str, bytes], list[Rows]] = {}
+        """Columns by dtype and first elements: one that another starts with has the same."""
+        self._ending: dict[tuple[str, int, bytes], list[Rows]] = {}
+        """Columns by dtype, width and last elements."""
         for column in columns:
-            self._by_width.setdefault(column.width, []).append(column)
+            if column.width:
+                self._starting.setdefault((column.dtype, column.at(0)), []).append(column)
+                ending = column.dtype, column.width, column.at(-1)
+                self._ending.setdefault(ending, []).append(column)
         self._scratch = Scratch()
         self._known: dict[int, list[Spans]] = {}  # width -> spans of the columns done so far
         self.layouts: dict[str, Layout] = {}
@@ -115,7 +132,7 @@ class Planner:
             if layout is not None:
                 self.layouts[column.name] = layout
         rest = [c for c in self._columns if c.name not in self.layouts]
-        payload: list[Rows] = []
+        payload = _Payload()
         for column in sorted(rest, key=lambda c: ("mask" not in c.name, -c.width)):
             layout = self._ramp(column) or self._trimmed(column)
             self.layouts[column.name] = layout
@@ -124,8 +141,13 @@ class Planner:
                 if copied is not None:
                     self.layouts[column.name] = copied
                 else:
-                    payload.append(column)
+                    payload.add(column)
         return self.layouts
+
+    def _try(self) -> bool:
+        """Whether one more guess may be tried."""
+        self._tries -= 1
+        return self._tries >= 0
 
     def _trimmed(self, column: Rows) -> Layout:
         if column.width == 0:
@@ -161,6 +183,8 @@ class Planner:
     def _adopt(self, width: int, spans: Spans) -> Spans:
         """Use another column's spans where they fit closely: then the bounds are stored once."""
         for known in self._known.setdefault(width, []):
+            if not self._try():
+                break
             allowed = spans.total * 1.02 + self._samples
             left, right = spans.left, spans.right
             if spans.within(known) and known.total <= allowed and _padded_alike(spans, known, width):
@@ -173,8 +197,10 @@ class Planner:
             return None
         count = pa.py_buffer(np.arange(column.width, dtype=column.bits.dtype))
         zeros = pa.py_buffer(np.zeros(column.width, column.bits.dtype))
-        for spans in [*self._known.get(column.width, []), self._everything(column.width)]:
+        for spans in chain(self._known.get(column.width, ()), [self._everything(column.width)]):
             for tail in ("hold", "run"):
+                if not self._try():
+                    return None
                 if self._is_ramp(column, spans, tail, count, zeros):
                     return Layout("ramp", Spans(spans.start, spans.stop, 0, None), tail=tail)
         return None
@@ -199,22 +225,29 @@ class Planner:
         return every_row(matches, self._samples)
 
     def _joined(self, column: Rows) -> Layout | None:
-        for first in self._columns:
-            if not 0 < first.width < column.width or first.dtype != column.dtype:
+        if column.width < 2:
+            return None
+        last = column.at(-1)
+        for first in self._starting[column.dtype, column.at(0)]:
+            if not self._try():
+                return None
+            seconds = self._ending.get((column.dtype, column.width - first.width, last), ())
+            if not seconds or not self._same(column, first, 0):
                 continue
-            for second in self._by_width.get(column.width - first.width, ()):
-                alike = second.dtype == column.dtype and self._same(column, first, 0)
-                if alike and self._same(column, second, first.memory.pitch):
+            for second in seconds:
+                if not self._try():
+                    return None
+                if self._same(column, second, first.memory.pitch):
                     return Layout("join", parts=(first.name, second.name))
         return None
 
-    def _part(self, column: Rows, sources: list[Rows]) -> Layout | None:
-        for source in sources:
-            if source.dtype != column.dtype or source.width < column.width:
-                continue
-            for offset in {0, source.width - column.width}:
-                if self._same(source, column, offset * column.memory.item):
-                    return Layout("part", parts=(source.name,), offset=offset)
+    def _part(self, column: Rows, sources: _Payload) -> Layout | None:
+        for source, at_end in sources.like(column):
+            if not self._try():
+                return None
+            offset = source.width - column.width if at_end else 0
+            if offset >= 0 and self._same(source, column, offset * column.memory.item):
+                return Layout("part", parts=(source.name,), offset=offset)
         return None
 
     def _same(self, whole: Rows, part: Rows, at: int) -> bool:
@@ -229,6 +262,28 @@ class Planner:
     def _everything(self, width: int) -> Spans:
         n = self._samples
         return Spans(np.zeros(n, np.int32), np.full(n, width, np.int32), None, None)
+
+
+class _Payload:
+    """The columns that are stored so far, by what they begin and end with."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._starting: dict[tuple[str, bytes], list[tuple[int, bool, Rows]]] = {}
+        self._ending: dict[tuple[str, bytes], list[tuple[int, bool, Rows]]] = {}
+
+    def add(self, column: Rows) -> None:
+        """Another one that is stored itself."""
+        for at, found in ((0, self._starting), (-1, self._ending)):
+            found.setdefault((column.dtype, column.at(at)), []).append((self._count, at == -1, column))
+        self._count += 1
+
+    def like(self, column: Rows) -> Iterator[tuple[Rows, bool]]:
+        """Those that may begin with the column, or (True) end with it, the first that was stored first."""
+        starting = self._starting.get((column.dtype, column.at(0)), ())
+        ending = self._ending.get((column.dtype, column.at(-1)), ())
+        for _, at_end, source in merge(starting, ending, key=lambda found: found[:2]):
+            yield source, at_end
 
 
 def _padded_alike(spans: Spans, known: Spans, width: int) -> bool:

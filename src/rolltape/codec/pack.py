@@ -218,18 +218,17 @@ class _Bounds:
 
     def __init__(self, packed: Packed) -> None:
         self._packed = packed
-        self._pool: list[np.ndarray] = []
+        self._pool: dict[bytes, tuple[int, int]] = {}
+        """By the bounds relative to the first: the number of the stored column, and its first bound."""
 
     def place(self, bound: np.ndarray) -> Json:
         """A number if it is the same in all rows, else ``[bound, plus]``: a stored column and a constant."""
         first = int(bound[0])
         if (bound == first).all():
             return first
-        for at, known in enumerate(self._pool):
-            if (bound - known == first - int(known[0])).all():
-                return [at, first - int(known[0])]
-        self._pool.append(bound)
-        at = len(self._pool) - 1
+        at, known = self._pool.setdefault((bound - bound[0]).tobytes(), (len(self._pool), first))
+        if f"_bound{at}" in self._packed.stored:
+            return [at, first - known]
         stored = Stored(lambda: to_arrow(bound, "int32"), bound.nbytes, (bound,))
         self._packed.stored[f"_bound{at}"] = stored
         return [at, 0]

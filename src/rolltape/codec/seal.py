@@ -41,17 +41,14 @@ def seal(data: pa.Buffer) -> list[bytes | memoryview]:
     footer_size = _FOOT.unpack(view[-8:])[0]
     footer_at = len(view) - 8 - footer_size
     metadata = pq.read_metadata(pa.BufferReader(data))
-    body = MAGIC
-    count = 0
-    for group in range(metadata.num_row_groups):
-        for column in range(metadata.num_columns):
-            chunk = metadata.row_group(group).column(column)
+    pieces = [MAGIC]
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for chunk in map(group.column, range(metadata.num_columns)):
             # The dictionary comes first. Where it is all there is, the offset of the data is 0.
             offset = chunk.dictionary_page_offset or chunk.data_page_offset
             size = chunk.total_compressed_size
-            body += _CHUNK.pack(offset, size, zlib.crc32(view[offset : offset + size]))
-            count += 1
-    body += struct.pack("<I", count)
+            pieces.append(_CHUNK.pack(offset, size, zlib.crc32(view[offset : offset + size])))
+    body = b"".join([*pieces, struct.pack("<I", len(pieces) - 1)])
     crc = zlib.crc32(view[footer_at:-4], zlib.crc32(body))
     return [view[:footer_at], body, struct.pack("<I", crc), view[footer_at:]]
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from rolltape.batch import dtypes
+from rolltape.batch.columns import MAX_COLUMNS
 from rolltape.codec.arrow_numbers import storage
 from rolltape.codec.header import Bound, Header, StoredColumn, StoredWhole
 from rolltape.errors import CorruptFileError
@@ -40,8 +41,15 @@ _NUMBERS = (pa.bool_(), pa.int32(), pa.int64(), pa.uint64(), pa.float16(), pa.fl
 _BYTES = (pa.binary(), pa.large_binary())
 
 
+def check_count(columns: int) -> None:
+    """Raise for a file of more columns than are written: each takes its time, whatever is in it."""
+    if columns > 2 * MAX_COLUMNS + 2:  # an array and its attachments, and who the samples are
+        raise CorruptFileError(f"the file has {columns:,} columns; at most {MAX_COLUMNS:,} are recorded")
+
+
 def validate(header: Header, rows: int, types: Mapping[str, pa.DataType]) -> None:
     """Raise ``CorruptFileError`` unless the header fits itself and the Parquet columns there are."""
+    check_count(len(header.columns) + len(header.wholes))
     if header.samples != rows:
         raise CorruptFileError(f"the header says {header.samples} samples, and there are {rows} rows")
     check_memory(header.samples * _PER_SAMPLE, f"a recording of {header.samples} samples")

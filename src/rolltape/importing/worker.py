@@ -4,7 +4,8 @@ No code in a dump runs. But a dump of a few bytes can be made to take any time o
 unpickler of Python itself, and that must not stop the import of the others. The process is asked for one dump
 after the other, by a line of JSON each, and answers each by a line; when it fails it is replaced.
 
-Where the system has no such limits (macOS for memory) the time alone is limited, by the parent.
+The time on the clock is limited by the parent, so that nobody waits for a dump that waits for something.
+Where the system has no limit of memory (macOS) the time alone is limited.
 """
 
 from __future__ import annotations
@@ -38,8 +39,13 @@ READING = b'"reading"\n'
 
 
 def cpu_seconds(size: int) -> int:
-    """The processor time that a dump of so many bytes may take: a healthy one takes a hundredth of it."""
-    return 8 + math.ceil(4 * size / _MB)
+    """The processor time that a dump of so many bytes may take: a healthy one takes a tenth of it at most."""
+    return max(8, math.ceil(2 * size / _MB))
+
+
+def clock_seconds(size: int) -> int:
+    """The time on the clock that it may take, from when its reader begins."""
+    return max(10, math.ceil(3 * size / _MB))
 
 
 def memory_bytes(size: int) -> int:
@@ -63,11 +69,11 @@ class Worker:
             process.stdin.flush()
             line = _line(process, time.monotonic() + STARTING)
             if line is not None and line.startswith(READING):
-                line = line[len(READING) :] or _line(process, time.monotonic() + 20 + 4 * cpu_seconds(size))
+                line = line[len(READING) :] or _line(process, time.monotonic() + clock_seconds(size))
         except OSError:
             line = b""
         if line is None or not line.endswith(b"\n"):
-            raise self._failed(late=line is None)
+            raise self._failed(size, late=line is None)
         answer: dict[str, Any] = json.loads(line)
         if answer.get("worn"):
             self._stop()
@@ -92,12 +98,12 @@ class Worker:
         command = [sys.executable, "-c", start, json.dumps(sys.path), json.dumps(self._job)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def _failed(self, *, late: bool) -> CorruptFileError:
+    def _failed(self, size: int, *, late: bool) -> CorruptFileError:
         code = self._stop()
         if late:
-            why = "it took too long to read"
+            why = f"it took too long to read, more than the {clock_seconds(size)} s that its size allows"
         elif code == -signal.SIGXCPU:
-            why = "it took too much processor time to read"
+            why = f"it took too much processor time to read, more than {cpu_seconds(size)} s"
         elif code in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS):
             why = f"it crashed its reader ({signal.Signals(-code).name})"
         else:

@@ -90,6 +90,7 @@ class Server:
             ) from error
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         listening = _listen(self.options.host, self.options.port)
+        upstreams: Upstreams | None = None
         try:
             run, self._writer = self._open()
             upstreams = Upstreams(self.options)
@@ -114,6 +115,10 @@ class Server:
             await web.SockSite(runner, listening).start()
         except BaseException:
             listening.close()
+            if upstreams is not None:
+                await upstreams.close()
+            if self._writer is not None:
+                await asyncio.to_thread(self._writer.close)
             raise
         host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
         self.url = proxy.url = f"http://{host}:{listening.getsockname()[1]}"

@@ -69,6 +69,11 @@ def open_file(name: str, flags: int, fd: int, path: str) -> int:
     return opened
 
 
+def is_recording(name: str) -> bool:
+    """Whether only a file may be called this: a folder of such a name lies in the place of one."""
+    return name.endswith(".parquet")
+
+
 def not_regular(path: str, mode: int, wanted: str = "file") -> StorageError:
     """The error for something that is not what its name promises."""
     kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")

@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from rolltape.errors import RolltapeError
 from rolltape.storage import posix
-from rolltape.storage.beneath import folder, not_regular, open_file
+from rolltape.storage.beneath import folder, is_recording, not_regular, open_file
 from rolltape.storage.contract import (
     BytesLike,
     Mark,
@@ -210,7 +210,7 @@ class LocalStorage:
                     found = os.stat(base, dir_fd=fd, follow_symlinks=False)
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(found.st_mode) and not is_recording(base):
             return None
         if not stat.S_ISREG(found.st_mode):
             raise not_regular(path, found.st_mode)
@@ -248,7 +248,7 @@ class LocalStorage:
                 for entry in entries:
                     if entry.name.startswith("."):
                         continue
-                    if entry.is_dir(follow_symlinks=False):
+                    if _is_folder(entry):
                         pending += [(f"{inner}{entry.name}/", depth + 1)] if depth < _DEEPEST else []
                         continue
                     with suppress(FileNotFoundError):  # deleted since it was listed
@@ -434,7 +434,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False)
+    return entry.is_dir(follow_symlinks=False) and not is_recording(entry.name)
 
 
 def _stat(name: str, found: os.stat_result) -> Stat:

@@ -12,7 +12,14 @@ from typing import Any
 from rolltape.batch.digest import Digest
 from rolltape.codec.header import About
 from rolltape.codec.recycled import RecycledMemory
-from rolltape.errors import CorruptFileError, MismatchError, RolltapeError, StepMissingError
+from rolltape.errors import (
+    CorruptFileError,
+    MismatchError,
+    MisplacedFileError,
+    RolltapeError,
+    StepMissingError,
+    StorageError,
+)
 from rolltape.fingerprint import Part, compare
 from rolltape.key import Key
 from rolltape.policy import Action
@@ -241,6 +248,8 @@ class Player:
         kept = Recording(self._storage, replace(source, inputs=True))
         try:
             value = kept.value() if kept.about.inputs == about.inputs else None
+        except (MisplacedFileError, StorageError):
+            raise  # it is not damaged: something else was put in its place
         except RolltapeError as error:
             log.warning("the recorded inputs cannot be read, so they are not compared: %s", error)
             return {}
@@ -281,6 +290,8 @@ class Player:
                 if kept.about.inputs != recorded:
                     raise CorruptFileError("these are the inputs of another recording", where=kept.where)
                 difference = describe_difference(kept.value(), inputs.parts)
+            except (MisplacedFileError, StorageError):
+                raise
             except RolltapeError as error:
                 difference = f"others, which cannot be read ({error.what})", f"digest {inputs.digest}"
             if difference is None:  # the same, packed by another version

@@ -224,11 +224,14 @@ def _opened(data: bytes) -> RecordingFile:
 def _taken(run: Run, key: Key, sieve: Sieve | None) -> tuple[list[Any], bool]:
     """One file, cut to the samples; and whether it is whole although only some were asked for."""
     recording = Recording(run.storage, key)
-    rows = None
-    if sieve is not None and recording.samples:
+    rows, samples = (
+        None,
+        recording.samples,
+    )  # also where it is copied as it is: one in another's place is refused
+    if sieve is not None and samples:
         ids = sieve.ids.get(key.path) or list(zip(*recording.identity(), strict=True))  # those of inputs
         rows = sieve.rows(key, ids)
-    if not rows or len(rows) == recording.samples:
+    if not rows or len(rows) == samples:
         return [run.storage.read(key.path)], sieve is not None and not rows
     file = recording.open_whole()
     try:
