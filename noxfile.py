@@ -41,7 +41,13 @@ ROUND_BY_ROUND = ("-n", "2", "--dist", "load", "--maxschedchunk", "1")
 REAL_TRAINER = "tests/verl/test_real_trainer.py"
 """As long as the rest of its stack: a session by itself, so that both can run at the same time."""
 
-BENCH_STACKS = {"viewer": "viewer", "trl": "trl", "generation": "engines", "serve": "engines", "store": "store"}
+BENCH_STACKS = {
+    "viewer": "viewer",
+    "trl": "trl",
+    "generation": "engines",
+    "serve": "engines",
+    "store": "store",
+}
 """The parts of the benchmarks that need another stack than `core`."""
 
 nox.options.default_venv_backend = "none"
