@@ -57,7 +57,8 @@ def test_every_process_of_a_launcher_is_on_the_tape(run, tmp_path, unused_tcp_po
     recorded, _ = run("record", start=start)
     assert run("replay", start=start)[0] == recorded
     with Tape(tmp_path / "tape", mode="replay", rank=1, world_size=2) as tape:
-        assert [at.key.step for at in tape.recordings() if at.key.stage == "rollout"] == [0, 1]
+        steps = [at.key.step for at in tape.recordings() if at.key.stage == "rollout"]
+        assert sorted(steps) == [0, 0, 1, 1]  # a shard of each
 
 
 OWN = "import rolltape; from rolltape.integrations.trl import install, instrument; tape = {}"
@@ -68,16 +69,17 @@ ENV = OWN.format("rolltape.Tape.from_env()")
     ("before", "after", "start"),
     [
         (ENV, "assert instrument(trainer, tape) is tape", ()),
-        (ENV, "instrument(trainer)", ()),
         (ENV + "\nimport trl\ninstall(tape)", "assert trainer._rolltape is tape", ()),
-        (ENV + "\ninstall(tape)", "assert trainer._rolltape is tape", ()),
         ("", "", ("-m", "rolltape.integrations.trl")),
     ],
-    ids=["instrument with a tape", "instrument", "install late", "install early", "as a module"],
+    ids=["instrument", "install", "as a module"],
 )
 def test_a_script_that_puts_its_trainer_on_the_tape_itself_still_does(run, tmp_path, before, after, start):
-    recorded, _ = run("record", before=before, after=after, start=start)
-    assert run("replay")[0] == recorded
+    script = {"before": before, "after": after, "start": start}
+    recorded, _ = run("record", **script)
+    assert run("replay", **script)[0] == recorded
+    with Tape(tmp_path / "tape", mode="replay") as tape:
+        assert [at.key.path for at in tape.recordings() if at.key.call] == []  # nothing twice
 
 
 def test_a_tape_that_the_script_says_is_off_stays_off(model, run, tmp_path):

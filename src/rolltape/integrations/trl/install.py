@@ -51,7 +51,8 @@ class _Installed:
     def hook(self, module: ModuleType) -> None:
         """Wrap the constructor of the module's trainer."""
         try:
-            check_needs("trl", module, (TRAINERS[module.__name__], "VLLMGeneration"))
+            name = TRAINERS[module.__name__]
+            check_needs("trl", module, (name, f"{name}.train(...)", "VLLMGeneration"))
         except UnsupportedReleaseError:
             if self._settings().mode is Mode.OFF:
                 return
@@ -71,7 +72,7 @@ class _Installed:
 
         self._replace(cls, "__init__", build_on_tape)
         if self.unasked:
-            for name in STARTS:
+            for name in filter(functools.partial(hasattr, cls), STARTS):
                 self._replace(cls, name, _on_tape(getattr(cls, name)))
 
     def hook_others(self, module: ModuleType) -> None:
