@@ -1,4 +1,4 @@
-"""`rolltape run` over frameworks without a plugin point: on the tape without an edit, or refused at the start.
+"""`rolltape run` over frameworks without a plugin point: on the tape without an edit, or refused.
 
 The packages here are what TRL, slime and miles look like from outside; tests/trl/test_run_command.py has TRL.
 """
@@ -81,7 +81,9 @@ def test_a_trainer_that_generates_and_is_not_known_is_refused(tmp_path, name):
 
 
 def test_a_trainer_that_generates_nothing_is_left_alone(tmp_path):
-    done = run(others(tmp_path), "import trl\nfrom trl.trainer.others import SFTTrainer\nSFTTrainer().train()\n")
+    done = run(
+        others(tmp_path), "import trl\nfrom trl.trainer.others import SFTTrainer\nSFTTrainer().train()\n"
+    )
     assert done.stdout == "trained\n"
     assert done.returncode == 4  # and nothing is on the tape
 
@@ -141,7 +143,10 @@ def test_what_the_user_has_named_stays(tmp_path, package):
 def test_miles_with_functions_gets_a_function(tmp_path):
     found = arguments(tmp_path, "miles", MILES_USE_LEGACY_ROLLOUT_V1="1")
     assert found["rollout_function_path"] == OURS["slime"]
-    assert arguments(tmp_path, "miles", MILES_USE_LEGACY_ROLLOUT_V1="0")["rollout_function_path"] == OURS["miles"]
+    assert (
+        arguments(tmp_path, "miles", MILES_USE_LEGACY_ROLLOUT_V1="0")["rollout_function_path"]
+        == OURS["miles"]
+    )
 
 
 def test_what_cannot_be_recorded_of_miles(tmp_path):

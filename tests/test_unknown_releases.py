@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rolltape.integrations.releases import LIBRARIES
+from rolltape.releases import LIBRARIES
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 

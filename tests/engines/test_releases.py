@@ -1,6 +1,6 @@
 """The oldest release of transformers that is promised; `make compat` has the others."""
 
-from rolltape.integrations.releases import LIBRARIES
+from rolltape.releases import LIBRARIES
 from tests.over import run_over
 
 

@@ -21,6 +21,7 @@ LAUNCHERS = {
                           "--main_process_port"],
 }  # fmt: skip
 
+
 def python(*arguments, **variables) -> subprocess.CompletedProcess:
     root = str(TRAINING.parents[2])
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), root])

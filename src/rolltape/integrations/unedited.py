@@ -42,4 +42,4 @@ def _trl(package: ModuleType) -> None:
 
 def _slime(package: ModuleType) -> None:
     log_lines.show()
-    importlib.import_module("rolltape.integrations.slime.arguments").hook(package)
+    importlib.import_module("rolltape.integrations.slime.parsed_arguments").hook(package)

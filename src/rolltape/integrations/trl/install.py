@@ -16,10 +16,10 @@ from typing import Any
 
 from rolltape.errors import ConfigError, UnsupportedReleaseError
 from rolltape.integrations.import_hook import ImportHook
-from rolltape.integrations.releases import check_needs, has_module, unsupported
 from rolltape.integrations.trl.instrument import check, instrument, is_a
 from rolltape.integrations.trl.vllm_on_demand import on_demand
 from rolltape.policy import Mode
+from rolltape.releases import check_needs, has_module, unsupported
 from rolltape.settings import Settings, resolve
 from rolltape.tape import Tape
 from rolltape.tape.opening import was_opened

@@ -10,8 +10,8 @@ from typing import Any
 
 from rolltape.errors import ConfigError
 from rolltape.integrations.position import Positions
-from rolltape.integrations.releases import has, is_too_old, unsupported
 from rolltape.policy import Mode
+from rolltape.releases import has, is_too_old, unsupported
 from rolltape.settings import resolve
 from rolltape.tape import Tape
 

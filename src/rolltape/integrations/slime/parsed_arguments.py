@@ -15,9 +15,9 @@ from typing import Any
 
 from rolltape.errors import ConfigError
 from rolltape.integrations.import_hook import ImportHook
-from rolltape.integrations.releases import check_needs, has_module, unsupported
 from rolltape.integrations.slime import rollout_function
 from rolltape.policy import Mode
+from rolltape.releases import check_needs, has_module, unsupported
 from rolltape.settings import resolve
 
 log = logging.getLogger("rolltape")
