@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from rolltape.cli.commands import noise
 from rolltape.integrations import unedited
 from tests.test_unknown_frameworks import CHANGES, TRAINER, trl
 from tests.test_unknown_releases import SOURCE, release
@@ -205,3 +206,16 @@ def test_a_python_without_rolltape_does_not_train_untaped(tmp_path):
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("ran\n", 1)
     assert "has no Rolltape: nothing that trl generates would be on the tape" in done.stderr
+
+
+@pytest.mark.parametrize("before", [None, "", "a", "a::b", f"{unedited.FOLDER}:a", "a:"])
+def test_the_path_of_the_user_stays_as_it_is(before):
+    environ = {} if before is None else {"PYTHONPATH": before}
+    unedited.reach(environ)
+    first, *rest = environ["PYTHONPATH"].split(os.pathsep)
+    assert first == unedited.FOLDER
+    assert os.pathsep.join(rest) == (before or "").removeprefix(f"{unedited.FOLDER}{os.pathsep}")
+
+
+def test_the_runs_of_noise_are_reached_too():
+    assert noise.environment({}, "/t", "/out")["PYTHONPATH"] == unedited.FOLDER

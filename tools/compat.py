@@ -91,9 +91,7 @@ def _aiohttp(release: str) -> Row:
 
 def _starlette(release: str, others: str) -> Row:
     tests = ("tests/viewer/test_guard.py",)
-    return Row(
-        "starlette", release, "viewer", tests, f"`rolltape view` and its guard, with {others}"
-    )
+    return Row("starlette", release, "viewer", tests, f"`rolltape view` and its guard, with {others}")
 
 
 def _textual(release: str) -> Row:

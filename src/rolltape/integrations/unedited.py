@@ -26,8 +26,9 @@ def reach(environ: MutableMapping[str, str]) -> None:
     >>> found["PYTHONPATH"] == f"{FOLDER}{os.pathsep}mine"
     True
     """
-    before = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    environ["PYTHONPATH"] = os.pathsep.join([FOLDER, *(one for one in before if one != FOLDER)])
+    before = environ.get("PYTHONPATH")
+    kept = [one for one in before.split(os.pathsep) if one != FOLDER] if before else []  # "" is a place too
+    environ["PYTHONPATH"] = os.pathsep.join([FOLDER, *kept])
 
 
 def start() -> None:
