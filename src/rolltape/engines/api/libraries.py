@@ -25,6 +25,6 @@ def library(name: str, *, extra: str, for_what: str, needs: Sequence[str] = ()) 
             f"{for_what} needs {top}, which is not installed",
             hint=f'pip install "rolltape[{extra}]"',
         ) from None
-    refuse_too_old(name.partition(".")[0])
+    refuse_too_old(name)
     check_needs(name, found, needs)
     return found
