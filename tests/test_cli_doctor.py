@@ -136,7 +136,7 @@ def test_each_framework_is_tested_or_expected_to_work_or_refused(tmp_path, monke
     assert found["trl"].note == "expected to work: between releases that are tested"
     assert found["ray"].note.startswith("expected to work: newer than ")
     assert found["slime"].note.startswith("expected to work")
-    assert found["transformers"].note.startswith("not tested: the oldest release that is tested is ")
+    assert found["transformers"].note.startswith("refused: by TransformersEngine: the oldest release ")
     assert not any(found[name].attention for name in there)
     there["verl"] = "0.5.0"
     old = {fact.name: fact for fact in probe.versions()}["verl"]

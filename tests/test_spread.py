@@ -105,7 +105,7 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch, tapes, args):
     monkeypatch.chdir(tapes)
     done = run(*args, "--ray")
     assert done.exit_code == 2
-    assert 'pip install "rolltape[ray]"' in done.stderr
+    assert 'pip install "rolltape[ray-data]"' in done.stderr
 
 
 def test_reading_and_writing_say_what_to_install(monkeypatch, tapes):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rolltape.integrations.releases import LIBRARIES
+from rolltape.releases import LIBRARIES
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 
@@ -109,7 +109,7 @@ def release(folder, files, version="0.77.0", package="verl"):
         if path.is_dir():
             (path / "__init__.py").touch()
     info = folder / f"{package}-{version}.dist-info"
-    info.mkdir()
+    info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
     return folder
 

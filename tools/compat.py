@@ -68,19 +68,48 @@ def _transformers(release: str) -> Row:
     return Row("transformers", release, "engines", tests, "generation and scoring with real models, on CPU")
 
 
+def _ray(release: str) -> Row:
+    tests = ("tests/engines/test_ray_engine.py",)
+    return Row("ray", release, "engines", tests, "a real cluster of one machine")
+
+
+def _vllm(release: str) -> Row:
+    tests = ("tests/engines/test_vllm_engine.py",)
+    return Row("vllm", release, "engines", tests, "its CPU build, with a real model")
+
+
+def _httpx(release: str) -> Row:
+    tests = ("tests/engines/test_sglang_engine.py",)
+    return Row("httpx", release, "engines", tests, "an engine behind a server, with recorded answers")
+
+
+def _aiohttp(release: str) -> Row:
+    names = ("on_the_tape", "streams", "upstreams")
+    tests = tuple(f"tests/serve/test_serve_{name}.py" for name in names)
+    return Row("aiohttp", release, "serve", tests, "`rolltape serve`, its streams and its upstreams")
+
+
+def _starlette(release: str, others: str) -> Row:
+    tests = ("tests/viewer/test_guard.py",)
+    return Row("starlette", release, "viewer", tests, f"`rolltape view` and its guard, with {others}")
+
+
+def _textual(release: str) -> Row:
+    return Row("textual", release, "viewer", ("tests/viewer/test_terminal.py",), "`rolltape browse`")
+
+
 ROWS = (
     *map(_verl, ("0.6.0", "0.6.1", "0.7.0", "0.7.1", "0.8.0", "0.9.0")),
     Row("verl", "0.9.1", "verl", ("tests/verl",), f"{OWN_PROGRAM}; its real workers too, V0 and V1, on CPU"),
     *map(_trl, ("1.0.0", "1.4.0", "1.8.0", "1.12.0", "1.15.0", "1.16.0")),
     *map(_transformers, ("5.0.0", "5.19.0")),
-    Row("ray", "2.60.0", "engines", ("tests/engines/test_ray_engine.py",), "a real cluster of one machine"),
-    Row(
-        "vllm",
-        "0.32.0",
-        "engines",
-        ("tests/engines/test_vllm_engine.py",),
-        "its CPU build, with a real model",
-    ),
+    *map(_ray, ("2.10.0", "2.60.0")),
+    *map(_vllm, ("0.27.0", "0.32.0")),
+    *map(_httpx, ("0.27.0", "0.28.1")),
+    *map(_aiohttp, ("3.10.0", "3.14.5")),
+    _starlette("0.40.0", "uvicorn 0.30.0 and Jinja2 3.1.0"),
+    _starlette("1.10.0", "uvicorn 0.54.0 and Jinja2 3.1.6"),
+    *map(_textual, ("1.0.0", "8.2.8")),
     Row("numpy", "1.24.0", "light", ("tests",), "everything without torch, with pyarrow 17.0.0", "3.10"),
     Row(
         "numpy",

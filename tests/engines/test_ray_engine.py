@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,9 +29,12 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def cluster():
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    for _ in range(2):
-        made.add_node(num_cpus=1)
+    root = str(Path(__file__).resolve().parents[2])  # an older Ray does not tell workers where `tests` is
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), root]))
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        for _ in range(2):
+            made.add_node(num_cpus=1)
     ray.init(address=made.address, log_to_driver=False)
     yield made
     ray.shutdown()

@@ -1,17 +1,24 @@
 """The page of compatibility, `rolltape doctor` and the ranges of pyproject.toml say the same."""
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from rolltape.integrations.releases import LIBRARIES, Library, check_needs, standing
+from rolltape import releases
+from rolltape.engines import VLLMEngine
+from rolltape.errors import UnsupportedReleaseError
+from rolltape.releases import LIBRARIES, Library, check_needs, standing
 from tools import compat, overlays
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTED = {library.name: library.tested for library in LIBRARIES if library.tested}
 PINNED = ("numpy", "pyarrow")
 """Tested on the oldest and the newest by requirements/light.txt."""
+NOT_RUN = ("torch", "obstore")
+"""Their oldest releases are not run: of torch there is one build for the CPU here, as the page says."""
 
 
 def floors(name):
@@ -31,6 +38,17 @@ def test_what_is_called_tested_passed_on_the_page(name):
     assert list(TESTED[name]) == compat.passed()[name]
 
 
+def test_every_range_begins_with_a_release_that_is_run():
+    pins = {pin.lower() for packages in overlays.OVERLAYS.values() for pin in packages}
+    pins |= set(re.findall(r"^\S+?==[\d.]+", (ROOT / "requirements/light.txt").read_text(), flags=re.M))
+    pins = {pin.replace("-cpu==", "==") for pin in pins}
+    project = (ROOT / "pyproject.toml").read_text().partition("[dependency-groups]")[0]
+    for name, floor in set(re.findall(r'"([\w-]+)>=([\d.]+)"', project)):
+        if name not in NOT_RUN and name != "setuptools":
+            whole = ".".join([*floor.split("."), "0", "0"][:3])
+            assert f"{name.lower()}=={whole}" in pins, name
+
+
 @pytest.mark.parametrize("name", PINNED)
 def test_the_light_stack_has_the_oldest_and_the_newest(name):
     pins = re.findall(rf"^{name}==([\d.]+);", (ROOT / "requirements/light.txt").read_text(), flags=re.M)
@@ -40,7 +58,8 @@ def test_the_light_stack_has_the_oldest_and_the_newest(name):
 def test_every_row_is_over_a_stack_or_is_its_release():
     for row in compat.ROWS:
         if row.overlay is not None:
-            assert f"{row.library}=={row.release}" in overlays.OVERLAYS[row.overlay]
+            pins = [pin.replace("-cpu==", "==") for pin in overlays.OVERLAYS[row.overlay]]
+            assert f"{row.library}=={row.release}" in pins
             continue
         files = [ROOT / f"requirements/{name}.txt" for name in compat.stack_files(row.stack)]
         pinned = "\n".join(file.read_text() for file in files)
@@ -95,11 +114,31 @@ def test_what_is_said_of_a_release(version, word):
     assert said[0] == word
 
 
-def test_only_what_is_hooked_is_refused_for_its_age():
-    """A verl of 0.6 needs a transformers and a Ray that are older than those the engines are tested with."""
-    words = {library.name: standing(library.name, "0.0.1") for library in LIBRARIES if library.tested}
-    assert {name for name, said in words.items() if said and said[0] == "refused"} == {"verl", "trl"}
-    assert standing("transformers", "4.57.1") == ("not tested", "the oldest release that is tested is 5.0.0")
+def test_what_is_too_old_is_refused_and_by_whom():
+    """A verl of 0.6 brings a transformers that is too old for an engine: that alone is said of it."""
+    for library in LIBRARIES:
+        if library.tested:
+            word, why = standing(library.name, "0.0.1")
+            assert word == "refused"
+            assert why.startswith(f"by {library.engine}: " if library.engine else "the oldest release")
+            assert why.endswith(library.tested[0])
+    assert {one.name for one in LIBRARIES if one.engine} == {"transformers", "vllm", "ray"}
+
+
+def test_an_engine_refuses_a_release_that_is_too_old(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.26.0", raising=False)
+    monkeypatch.setattr(releases.metadata, "version", none_is_installed)
+    with pytest.raises(UnsupportedReleaseError, match=r"vllm 0\.26\.0 is older than the oldest") as caught:
+        VLLMEngine("model")
+    assert "0.32.0" in str(caught.value)
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", "99.0.0")
+    with pytest.raises(UnsupportedReleaseError, match=r"vllm 99\.0\.0 has no vllm\.LLM\.enqueue"):
+        VLLMEngine("model")
+
+
+def none_is_installed(name):
+    raise releases.metadata.PackageNotFoundError(name)
 
 
 def test_a_library_that_is_not_listed_has_no_standing():

@@ -1,4 +1,4 @@
-"""Two processes under torchrun and accelerate, each on its own shard; scripts that know nothing of tapes."""
+"""Two processes under torchrun and accelerate, each on its own shard."""
 
 from __future__ import annotations
 
@@ -20,19 +20,6 @@ LAUNCHERS = {
                           "--mixed_precision", "no", "--dynamo_backend", "no", "--num_processes", "2",
                           "--main_process_port"],
 }  # fmt: skip
-
-SCRIPT = """
-import json, sys
-from tests.trl.training import build, run
-
-if "refuse" in sys.argv:
-    import tests.trl.training as training
-    from trl import GRPOTrainer
-    GRPOTrainer._generate_single_turn = training.refuse
-model, folder = sys.argv[1:3]
-found = run(build(model, folder, max_steps=2))
-print(json.dumps([found.weights, found.logs]))
-"""
 
 
 def python(*arguments, **variables) -> subprocess.CompletedProcess:
@@ -73,23 +60,3 @@ def test_two_processes_replay_their_own_shards(launcher, model, tmp_path, port) 
     ]
     assert samples[0] != samples[1]
     assert [list(shard.metrics()) for shard in shards] == [list(range(8))] * 2
-
-
-@pytest.fixture
-def script(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT)
-    return path
-
-
-def test_a_script_runs_unchanged_on_the_tape_of_the_command(model, script, tmp_path) -> None:
-    def run(mode, *extra):
-        command = ["-m", "rolltape", "run", "--mode", mode, "--dir", tmp_path / "tape", "--",
-                   sys.executable, "-m", "rolltape.integrations.trl"]  # fmt: skip
-        done = python(*command, script, model, tmp_path / mode, *extra)
-        return json.loads(done.stdout.splitlines()[-1]), done.stderr
-
-    recorded, said = run("record")
-    assert f"TRL's GRPOTrainer uses tape {tmp_path / 'tape'}, mode record" in said
-    replayed, _ = run("replay", "refuse")
-    assert replayed == recorded

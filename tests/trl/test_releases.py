@@ -1,6 +1,6 @@
 """The oldest release of TRL that is promised; `make compat` runs every one in docs/compatibility.md."""
 
-from rolltape.integrations.releases import LIBRARIES
+from rolltape.releases import LIBRARIES
 from tests.over import run_over
 
 

@@ -17,10 +17,10 @@ from rolltape import cpu_probe
 from rolltape._version import __version__
 from rolltape.determinism import WATCHED
 from rolltape.errors import RolltapeError, TapeReadOnlyError
-from rolltape.integrations.releases import standing
 from rolltape.reader.listing import is_tape
 from rolltape.reader.run import open
 from rolltape.reader.wording import counted, seconds
+from rolltape.releases import standing
 from rolltape.settings import resolve
 from rolltape.storage import absolute, is_url, posix, storage_at
 from rolltape.tape.opening import RAY_SESSION, spool_of
@@ -73,13 +73,14 @@ def versions() -> Iterator[Fact]:
 
 
 def _release(name: str, version: str) -> Fact:
-    """An installed release, and whether it is tested, expected to work, refused or not tested."""
+    """An installed release, and whether it is tested, expected to work or refused."""
     known = standing(name, version)
     if known is None:
         return Fact("versions", name, version)
     word, why = known
     note = f"{word}: {why}" if why else word
-    return Fact("versions", name, version, note, attention=note if word == "refused" else None)
+    concerns = word == "refused" and not why.startswith("by ")  # an engine that may not be in use
+    return Fact("versions", name, version, note, attention=note if concerns else None)
 
 
 def processor(environ: Mapping[str, str]) -> Iterator[Fact]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from rolltape.integrations.releases import check_needs
 from rolltape.integrations.slime.rollout_function import Rollouts, load, path_of
+from rolltape.releases import check_needs
 
 DEFAULT = "miles.rollout.inference_rollout.inference_rollout_common.InferenceRolloutFn"
 

@@ -17,7 +17,7 @@ def ray_library(name: str, for_what: str) -> Any:
         raise MissingDependencyError(
             f"{for_what} needs {missing}, which is not installed",
             causes=[str(error)] if missing != "ray" else [],
-            hint='pip install "rolltape[ray]", which brings ray[data]',
+            hint='pip install "rolltape[ray-data]", which brings ray[data]',
         ) from None
 
 

@@ -217,6 +217,14 @@ def tell_run(location: str, mode: Mode, *replayed: int, mismatch: str = "") -> N
         os.close(file)
 
 
+def was_opened() -> bool:
+    """Whether the command of ``rolltape run`` has opened a tape so far; True where that is not known."""
+    try:
+        return os.stat(os.environ[OPENED]).st_size > 0
+    except (OSError, KeyError):
+        return True
+
+
 def _lacks_manifest(storage: Storage) -> bool:
     """Whether there are recordings and no ``tape.json``; looks again for one that was just written."""
     begun = storage.exists(UNFINISHED_COPY) or next(recordings(storage), None) is not None

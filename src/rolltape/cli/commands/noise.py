@@ -12,6 +12,7 @@ from rolltape.cli.arguments import TapePath, tape_argument
 from rolltape.cli.child_process import call, refuse_option
 from rolltape.cli.output import HELP, Exit, Screen, complain, new_table
 from rolltape.errors import StepMissingError
+from rolltape.integrations import unedited
 from rolltape.reader.listing import is_tape
 from rolltape.reader.run import Run, open
 from rolltape.rich_text import shown
@@ -71,7 +72,9 @@ def environment(
     """The environment of a run, which is moved by one unit of rounding if it has a number; pure."""
     kept = {name: value for name, value in environ.items() if not name.startswith("ROLLTAPE_")}
     moved = {} if perturb is None else {PERTURB: str(perturb)}
-    return kept | {"ROLLTAPE_MODE": "replay", "ROLLTAPE_DIR": tape, "ROLLTAPE_OUT": out} | moved
+    found = kept | {"ROLLTAPE_MODE": "replay", "ROLLTAPE_DIR": tape, "ROLLTAPE_OUT": out} | moved
+    unedited.reach(found)
+    return found
 
 
 def _compared(baseline: Run, out: str) -> Comparison:

@@ -18,7 +18,7 @@ from rolltape.cli.child_process import call, refuse_option
 from rolltape.cli.output import HELP, Exit, complain
 from rolltape.cli.serve_text import summary_text
 from rolltape.errors import TapeNotFoundError
-from rolltape.integrations import ray_env
+from rolltape.integrations import ray_env, unedited
 from rolltape.policy import Mode, OnMiss
 from rolltape.reader.listing import is_tape
 from rolltape.reader.run import open
@@ -64,8 +64,8 @@ def command(
     A command that ends well and never opened the tape gives exit code 4; one of which only its end showed
     that it made fewer calls than were recorded, exit code 1.
 
-    verl and ROLL need nothing else. TRL: python -m rolltape.integrations.trl train.py; slime and miles:
-    --rollout-function-path, see their pages. A program that opens its tape with Tape.from_env() finds it too.
+    verl, ROLL, TRL, slime and miles need nothing else, and are refused at their start where they cannot be
+    hooked. A program that opens its tape with Tape.from_env() finds it too.
     """
     refuse_option(command[0], [option.name for option in fields(Settings)])
     if upstream and not serves:
@@ -189,6 +189,8 @@ def environment(
             found[f"ROLLTAPE_{name}"] = value
     ray_env.name_plugin(found)
     ray_env.hook_into(found, ray_env.ROLL_HOOK)
+    if mode != Mode.OFF:
+        unedited.reach(found)
     return found
 
 

@@ -25,6 +25,14 @@ from rolltape.engines.vllm import vllm_limits
 from rolltape.engines.vllm.vllm_outputs import completions, given_tokens
 from rolltape.errors import ConfigError, EngineError, PromptError
 from rolltape.random_state import capture, restore
+from rolltape.releases import unsupported
+
+NEEDS = (
+    "LLM.enqueue(prompts, sampling_params, use_tqdm, ...)", "LLM.wait_for_completion(use_tqdm, ...)",
+    "LLM.collective_rpc(method, args, ...)", "LLM.reset_prefix_cache(...)",
+    "SamplingParams(flat_logprobs, logprob_token_ids, ...)",
+)  # fmt: skip
+"""What is called of vLLM; all of it is there since 0.20, the last to come was ``logprob_token_ids``."""
 
 
 class VLLMEngine(Engine):
@@ -47,7 +55,7 @@ class VLLMEngine(Engine):
         """``model`` is a path or a name on the hub. ``logprobs``: the kind that this engine returns; vLLM
         computes one kind for all requests."""
         super().__init__(weights_version=weights_version, max_staleness=max_staleness)
-        self._vllm = library("vllm", extra="vllm", for_what="VLLMEngine")
+        self._vllm = library("vllm", extra="vllm", for_what="VLLMEngine", needs=NEEDS)
         self._kind = LogprobKind.parse(logprobs)
         self.llm: Any = None
         if "logprobs_mode" in options:
@@ -146,6 +154,10 @@ class VLLMEngine(Engine):
             whole.scheduler_config.enable_chunked_prefill,
             "create VLLMEngine(…) without enable_chunked_prefill=True, or omit the seed",
         )
+        if params.routes and not hasattr(whole, "aux_output_config"):
+            raise unsupported(
+                "vllm", "has no aux_output_config, by which it returns the experts of each token"
+            )
         if params.routes and not whole.aux_output_config.enabled:
             raise EngineError(
                 "this engine was created without support for returning the experts of each token",

@@ -13,10 +13,10 @@ from types import ModuleType
 from typing import Any
 
 from rolltape.integrations.import_hook import ImportHook, Patch
-from rolltape.integrations.releases import check_needs, has_module, unsupported
 from rolltape.integrations.roll import workers
 from rolltape.integrations.roll.mixin import RolloutMockMixin, with_rollout_mock
 from rolltape.integrations.roll.mock_config import dump_dir
+from rolltape.releases import check_needs, has_module, unsupported
 
 log = logging.getLogger("rolltape.roll")
 

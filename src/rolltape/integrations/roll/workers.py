@@ -15,8 +15,8 @@ from typing import Any
 
 from rolltape.errors import RolltapeError
 from rolltape.integrations import ray_env
-from rolltape.integrations.releases import has, unsupported
 from rolltape.integrations.roll.mock_config import DRIVER_CWD
+from rolltape.releases import has, unsupported
 
 HOOK = "rolltape.integrations.roll.workers.runtime_env"
 SETUP = "rolltape.integrations.roll.install"

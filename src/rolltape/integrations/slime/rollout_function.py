@@ -14,8 +14,8 @@ from typing import Any
 from rolltape.batch import register_adapter
 from rolltape.errors import ConfigError
 from rolltape.integrations.position import Positions
-from rolltape.integrations.releases import check_needs, unsupported
 from rolltape.policy import Mode
+from rolltape.releases import check_needs, unsupported
 from rolltape.settings import resolve
 from rolltape.tape import Tape
 

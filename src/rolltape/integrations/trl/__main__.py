@@ -13,6 +13,7 @@ import runpy
 import sys
 
 from rolltape.errors import RolltapeError
+from rolltape.integrations import log_lines
 from rolltape.integrations.trl.install import install
 from rolltape.settings import resolve
 
@@ -23,9 +24,7 @@ def main(arguments: list[str]) -> None:
     """Run a script, or a module after ``-m``, like Python itself."""
     if arguments[:1] in ([], ["-h"], ["--help"], ["-m"]) and len(arguments) < 2:
         sys.exit(f"{__doc__}\nGive a script, or -m and a module.")
-    log.setLevel(logging.INFO if log.level == logging.NOTSET else log.level)
-    if not log.hasHandlers():
-        log.addHandler(logging.StreamHandler())
+    log_lines.show()
     try:
         if resolve({}, os.environ).dir is None:
             log.warning("rolltape: no tape is set; set ROLLTAPE_DIR and ROLLTAPE_MODE, or use: rolltape run")

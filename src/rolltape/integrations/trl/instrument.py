@@ -10,8 +10,8 @@ from typing import Any
 
 from rolltape.errors import ConfigError
 from rolltape.integrations.position import Positions
-from rolltape.integrations.releases import has, is_too_old, unsupported
 from rolltape.policy import Mode
+from rolltape.releases import has, is_too_old, unsupported
 from rolltape.settings import resolve
 from rolltape.tape import Tape
 
@@ -35,7 +35,7 @@ class Stages:
         self._trainer = trainer
         self._tape = tape
         self._positions = Positions(tape)
-        self._gives_pair = not _is_a(trainer, "RLOOTrainer")
+        self._gives_pair = not is_a(trainer, "RLOOTrainer")
         """RLOO's generation returns tokens; GRPO's returns a pair of tokens and log-probs."""
 
     def put_in(self) -> None:
@@ -149,38 +149,43 @@ def instrument(trainer: Any, tape: Tape | None = None) -> Tape:
     each has its own shard: a tape without ``world_size`` is opened again as the shard of this process.
     """
     known: Tape | None = getattr(trainer, _MARK, None)
-    if known is not None:
-        if tape is None:
-            return known
+    if known is not None and tape is None:
+        return known
+    if known is not None and not known.is_off:
         raise ConfigError(
             "the trainer is already on a tape",
             where=known.dir,
-            causes=["instrument was called twice", "it was created after install(), or by a script run with "
-                    "python -m rolltape.integrations.trl"],
+            causes=[
+                "instrument was called twice",
+                "it was created after install(), or by a script run with python -m rolltape.integrations.trl",
+                "under rolltape run it has trained already",
+            ],
             hint="use only one of them",
-        )  # fmt: skip
-    if not hasattr(trainer, GENERATES) and not _is_a(trainer, "GRPOTrainer", "RLOOTrainer"):
+        )
+    if not hasattr(trainer, GENERATES) and not is_a(trainer, "GRPOTrainer", "RLOOTrainer"):
         raise ConfigError(
             f"{type(trainer).__name__} is not supported: its generation method is unknown",
             causes=["it is neither a GRPOTrainer nor an RLOOTrainer"],
             hint='pip install "rolltape[trl]", or declare your own stage: see docs/tape.md',
         )
     if (resolve({}, os.environ) if tape is None else tape.settings).mode is not Mode.OFF:
-        _check(trainer)
-    tape = _opened(trainer) if tape is None else _shard(tape, trainer)
-    if tape.is_off:
-        return tape
-    Stages(trainer, tape).put_in()
-    setattr(trainer, _MARK, tape)
-    log.info("rolltape: TRL's %s uses tape %s, mode %s", type(trainer).__name__, tape.dir, tape.settings.mode)
-    return tape
+        check(trainer)
+    found = _opened(trainer) if tape is None else _shard(tape, trainer)
+    if not found.is_off:
+        Stages(trainer, found).put_in()
+        name = type(trainer).__name__
+        log.info("rolltape: TRL's %s uses tape %s, mode %s", name, found.dir, found.settings.mode)
+    if not found.is_off or tape is not None:  # a script that gives one that is off has decided, too
+        setattr(trainer, _MARK, found)
+    return found
 
 
-def _is_a(trainer: Any, *names: str) -> bool:
+def is_a(trainer: Any, *names: str) -> bool:
+    """Whether its class, or one that it is made of, has one of these names."""
     return any(base.__name__ in names for base in type(trainer).__mro__)
 
 
-def _check(trainer: Any) -> None:
+def check(trainer: Any) -> None:
     """Refuse a trainer that lacks what is replaced or asked, before anything is changed."""
     missing = [need for need in NEEDS if not has(trainer, need)]
     if missing:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from rolltape.integrations import log_lines
 from rolltape.integrations.verl.generate import Generation
 from rolltape.integrations.verl.options import plans
 from rolltape.integrations.verl.queue import Queue
@@ -40,9 +41,7 @@ def start(config: Any, trainer_step: Callable[[], int] | None = None) -> None:
     ``trainer_step`` is given where there is no SkipManager.
     """
     stop()
-    log.setLevel(logging.INFO if log.level == logging.NOTSET else log.level)
-    if not log.hasHandlers():
-        log.addHandler(logging.StreamHandler())
+    log_lines.show()
     found = plans(config, os.environ, working_directory())
     if not found:
         log.warning(

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from rolltape.errors import UnsupportedReleaseError
-from rolltape.integrations.releases import check_needs
+from rolltape.releases import check_needs
 
 log = logging.getLogger("rolltape")
 

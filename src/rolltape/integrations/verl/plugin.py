@@ -20,8 +20,8 @@ from typing import Any
 
 from rolltape.integrations import ray_env
 from rolltape.integrations.import_hook import ImportHook
-from rolltape.integrations.releases import has_module, unsupported
 from rolltape.integrations.verl.wrappers import hook
+from rolltape.releases import has_module, unsupported
 from rolltape.storage import is_relative, placed
 
 log = logging.getLogger("rolltape")

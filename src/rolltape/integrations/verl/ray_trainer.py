@@ -15,9 +15,9 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rolltape.integrations.releases import unsupported
 from rolltape.integrations.verl.internals import asks
 from rolltape.integrations.verl.wrappers import is_marked, marked
+from rolltape.releases import unsupported
 
 AskedFor = Callable[[Any], bool]
 

@@ -28,16 +28,16 @@ class Library:
     """As the package index has it."""
     tested: tuple[str, ...]
     """Oldest first. Empty for one that is not on the package index: what a hook needs of it is tested."""
-    hooked: bool = False
-    """Whether its internals are hooked: releases before the first lack what is needed, and are refused."""
+    engine: str = ""
+    """The engine of Rolltape that runs on it, if that alone needs it: a framework may bring an older one."""
 
 
 LIBRARIES = (
-    Library("verl", ("0.6.0", "0.6.1", "0.7.0", "0.7.1", "0.8.0", "0.9.0", "0.9.1"), hooked=True),
-    Library("trl", ("1.0.0", "1.4.0", "1.8.0", "1.12.0", "1.16.0"), hooked=True),
-    Library("transformers", ("5.0.0", "5.19.0")),
-    Library("vllm", ("0.32.0",)),
-    Library("ray", ("2.60.0",)),
+    Library("verl", ("0.6.0", "0.6.1", "0.7.0", "0.7.1", "0.8.0", "0.9.0", "0.9.1")),
+    Library("trl", ("1.0.0", "1.4.0", "1.8.0", "1.12.0", "1.16.0")),
+    Library("transformers", ("5.0.0", "5.19.0"), "TransformersEngine"),
+    Library("vllm", ("0.27.0", "0.32.0"), "VLLMEngine"),
+    Library("ray", ("2.10.0", "2.60.0"), "RayEngine"),
     Library("roll", ()),
     Library("slime", ()),
     Library("miles", ()),
@@ -54,7 +54,7 @@ def standing(name: str, version: str) -> tuple[str, str] | None:
     >>> standing("verl", "0.5.0")
     ('refused', 'the oldest release that works is 0.6.0')
     >>> standing("transformers", "4.57.1")
-    ('not tested', 'the oldest release that is tested is 5.0.0')
+    ('refused', 'by TransformersEngine: the oldest release that works is 5.0.0')
     """
     library = _library(name)
     if library is None:
@@ -64,9 +64,8 @@ def standing(name: str, version: str) -> tuple[str, str] | None:
     if not library.tested:
         return "expected to work", "it has no releases; what is needed of it is checked when it starts"
     if _order(version) < _order(library.tested[0]):
-        if library.hooked:
-            return "refused", f"the oldest release that works is {library.tested[0]}"
-        return "not tested", f"the oldest release that is tested is {library.tested[0]}"
+        by = f"by {library.engine}: " if library.engine else ""
+        return "refused", f"{by}the oldest release that works is {library.tested[0]}"
     newest = library.tested[-1]
     when = f"newer than {newest}, the newest that is tested" if _order(version) > _order(newest) else ""
     return "expected to work", when or "between releases that are tested"
@@ -76,6 +75,12 @@ def is_too_old(name: str) -> bool:
     """Whether the installed release is refused; one that is not in the metadata is given the chance."""
     known = standing(name, installed(name)) if _order(installed(name)) else None
     return known is not None and known[0] == "refused"
+
+
+def refuse_too_old(name: str) -> None:
+    """Refuse a release that is older than the oldest that works."""
+    if is_too_old(name):
+        raise unsupported(name, "is older than the oldest release that works")
 
 
 def check_needs(name: str, module: ModuleType, needs: Sequence[str], hint: str | None = None) -> None:
@@ -97,7 +102,7 @@ def unsupported(
     library = _library(name)
     tested = ", ".join(library.tested) if library else ""
     return UnsupportedReleaseError(
-        f"{name} {installed(name)} {why}, which Rolltape needs: nothing was changed, nothing is on tape",
+        f"{name} {installed(name)} {why}: nothing was changed, nothing is on tape",
         where=where,
         causes=[f"this release of {name} is older or newer than those that this Rolltape knows"],
         hint=f"install a release that is tested: {tested}" if tested else hint or "upgrade Rolltape",
@@ -108,8 +113,8 @@ def installed(name: str) -> str:
     """The installed release of a library."""
     try:
         return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "(of an unknown release)"
+    except metadata.PackageNotFoundError:  # vLLM for the CPU has another name
+        return str(getattr(sys.modules.get(name), "__version__", "(of an unknown release)"))
 
 
 def has(owner: Any, need: str) -> bool:
