@@ -46,7 +46,7 @@ T = TypeVar("T", bound=Sized)
 @dataclass(frozen=True, slots=True)
 class _Ahead(Generic[T]):
     key: Future[Key | None]
-    """What will probably be asked for."""
+    """What is read, known a moment after it was begun."""
     future: Future[T | None]
 
 
@@ -62,18 +62,21 @@ class Prefetch(Generic[T]):
         self._read = read
         self._limit = limit
         self._pool = ThreadPoolExecutor(1, "rolltape-prefetch")
-        self._asking = ThreadPoolExecutor(1, "rolltape-prefetch-what")
         self._ahead: dict[tuple[str, str], _Ahead[T]] = {}
         self._lock = threading.Lock()
 
-    def start(self, after: Key, following: Callable[[], Key | None]) -> None:
-        """Begin to read the recording of this stage that will probably be asked for next."""
+    def start(self, split: str, stage: str, choose: Callable[[], Key | None]) -> None:
+        """Begin to read the recording of a stage that will probably be asked for next.
+
+        Which one that is, is also found out on the other thread: it takes a look at the tape.
+        """
+        chosen: Future[Key | None] = Future()
         with self._lock:
-            before = self._ahead.pop((after.split, after.stage), None)
+            before = self._ahead.pop((split, stage), None)
             if before is not None:
                 before.future.cancel()
-            key = self._asking.submit(following)
-            self._ahead[after.split, after.stage] = _Ahead(key, self._pool.submit(self._read_ahead, key))
+            future = self._pool.submit(self._read_ahead, choose, chosen)
+            self._ahead[split, stage] = _Ahead(chosen, future)
 
     def take(self, key: Key, seen: Stat | None) -> T | None:
         """The recording, if it was read ahead and not replaced since; ``seen`` is its file now, if known."""
@@ -81,11 +84,10 @@ class Prefetch(Generic[T]):
             ahead = self._ahead.pop((key.split, key.stage), None)
         if ahead is None:
             return None
+        if ahead.key.result() != key:
+            return None
+        found = seen or self._storage.stat(key.path)
         try:
-            if ahead.key.result() != key:
-                ahead.future.cancel()
-                return None
-            found = seen or self._storage.stat(key.path)
             read = ahead.future.result()
         except RolltapeError:  # read before it was there, say: it is read again
             return None
@@ -95,11 +97,14 @@ class Prefetch(Generic[T]):
         """Stop reading ahead and let go of what was read."""
         with self._lock:
             self._ahead.clear()
-        self._asking.shutdown(cancel_futures=True)
         self._pool.shutdown(cancel_futures=True)
 
-    def _read_ahead(self, following: Future[Key | None]) -> T | None:
-        key = following.result()
+    def _read_ahead(self, choose: Callable[[], Key | None], chosen: Future[Key | None]) -> T | None:
+        key = None
+        try:
+            key = choose()
+        finally:
+            chosen.set_result(key)
         if key is None:
             return None
         with self._lock:
@@ -171,10 +176,10 @@ class Player:
         )
         return played
 
-    def read_ahead(self, after: Key, following: Callable[[], Key | None]) -> None:
-        """Begin to read what will probably be asked for next."""
+    def read_ahead(self, split: str, stage: str, choose: Callable[[], Key | None]) -> None:
+        """Begin to read what will probably be asked for next of a stage."""
         if self._ahead:
-            self._ahead.start(after, following)
+            self._ahead.start(split, stage, choose)
 
     @property
     def reads_ahead(self) -> bool:
