@@ -53,7 +53,7 @@ def test_opening_a_recording_is_one_request_and_some_columns_one_more(
     s3_url: str, s3_proxy: FaultProxy, rows: int
 ) -> None:
     rng = np.random.default_rng(0)
-    columns = {f"c{n}": rng.random((rows, 20)) for n in range(6)}
+    columns = {f"c{n}": rng.random((rows, 100)) for n in range(6)}
     with rolltape.Tape(s3_url, mode="record") as tape, tape.step(0):
         tape.stage("rollout")(lambda: columns)()
     recording = Recording(ObjectStorage(s3_url), Key(step=0))
@@ -67,4 +67,4 @@ def test_opening_a_recording_is_one_request_and_some_columns_one_more(
     groups = -(-rows // 256)
     assert s3_proxy.requests["GET"] <= 1 + groups
     assert s3_proxy.requests["HEAD"] == s3_proxy.requests["LIST"] == 0
-    assert s3_proxy.received["GET"] < rows * 20 * 8 * 6 * 0.7 + 200_000
+    assert s3_proxy.received["GET"] < rows * 100 * 8 * 6 * 0.4 + 200_000
