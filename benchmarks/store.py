@@ -65,7 +65,8 @@ def transfers(rounds: int, figures: dict[str, Figure], details: dict[str, Any]) 
     }
     table = Table("", "rolltape, best", "obstore, best", "of obstore's speed")
     for kind, files in kinds.items():
-        taken = _in_turns(files, 3 * rounds)
+        # Small files take milliseconds: in many rounds each meets a quiet moment.
+        taken = _in_turns(files, 8 * rounds if len(files) > 1 else 3 * rounds)
         for way in ("upload", "download"):
             ours, bare = taken[way, "rolltape"], taken[way, "obstore"]
             figure = times_faster(ours, bare)

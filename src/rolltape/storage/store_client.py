@@ -1,7 +1,7 @@
 """Requests to an object store: made per process, tried again with back-off until a deadline.
 
-obstore is not safe to use in a process that was forked after its first request: every process has clients of
-its own. All tapes in one bucket share them, and they are made anew when the environment's credentials change.
+Every process has clients of its own. All tapes in one bucket share them, and they are made anew when the
+environment's credentials change.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rolltape.errors import ConfigError, MissingDependencyError
+from rolltape.storage.client_library import client_library
 from rolltape.storage.store_errors import Failure, Kind, explain, failure_of
 from rolltape.storage.store_url import StoreUrl
 
@@ -248,10 +249,7 @@ class StoreClient:
         limit = (self.deadline or seconds(DEADLINE)) + size / 1e6  # a large object is given its time
         while True:
             failure = None
-            try:
-                import obstore
-            except ImportError:
-                raise _no_obstore(str(self.url)) from None
+            obstore = client_library(str(self.url))
             try:
                 return request(obstore, _client(self.url, size))
             except Exception as error:
@@ -306,7 +304,8 @@ def _client(url: StoreUrl, size: int) -> Any:
     timeout = seconds(TIMEOUT)
     while timeout < size / 1e6:
         timeout *= 4
-    said = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(_PREFIXES)))
+    # By name first: to look at every value would cost more than all the rest of a small request.
+    said = tuple(sorted((name, os.environ.get(name)) for name in os.environ if name.startswith(_PREFIXES)))
     wanted = (os.getpid(), url.scheme, url.bucket, timeout, said)
     client = _clients.get(wanted)
     if client is None:
@@ -363,11 +362,3 @@ def _gs_options(options: dict[str, Any]) -> dict[str, Any]:
     options["allow_http"] = True
     base = emulator if "://" in emulator else f"http://{emulator}"
     return {"base_url": base, "skip_signature": True}
-
-
-def _no_obstore(where: str) -> MissingDependencyError:
-    return MissingDependencyError(
-        "tapes in object stores need the package obstore",
-        where=where,
-        hint='pip install "rolltape[store]"',
-    )

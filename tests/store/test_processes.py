@@ -1,0 +1,138 @@
+"""Many processes on one tape in a store: forked, pickled, racing, killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rolltape
+from rolltape.storage import ObjectStorage
+from tests.store.runs import assert_same, batch_of, train
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RECORDS_ONE = """
+import sys
+sys.path.insert(0, {root!r})
+import rolltape
+from tests.store.runs import batch_of
+url, step = sys.argv[1], int(sys.argv[2])
+try:
+    with rolltape.Tape(url, mode="record") as tape:
+        stage = tape.stage("rollout")(batch_of)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        with tape.step(step):
+            stage(step)
+            tape.log({{"loss": step / 7}})
+    print("recorded")
+except rolltape.StepExistsError:
+    print("taken")
+"""
+
+
+def test_sixteen_processes_two_of_them_for_the_same_step(s3_url: str) -> None:
+    train(s3_url, "record", [100])
+    steps = [*range(15), 7]
+    code = RECORDS_ONE.format(root=str(ROOT))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, s3_url, str(step)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for step in steps
+    ]  # fmt: skip
+    for process in processes:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = [process.communicate()[0].strip() for process in processes]
+    assert [said[at] for at, step in enumerate(steps) if step != 7] == ["recorded"] * 14
+    assert sorted(said[at] for at, step in enumerate(steps) if step == 7) == ["recorded", "taken"]
+    run = rolltape.open(s3_url)
+    assert run.steps("rollout") == [*range(15), 100]
+    for step in range(15):
+        assert_same(run.recording(rolltape.Key(step=step)).value(), batch_of(step))
+    lines = bytes(ObjectStorage(s3_url).read("train/metrics.jsonl")).splitlines()
+    assert len(lines) == 16 + 1
+
+
+def child(storage: ObjectStorage, tape: rolltape.Tape, number: int) -> None:
+    storage.publish(f"train/x/step_{number:06d}.parquet", [b"%d" % number], replace=False)
+    storage.append("train/metrics.jsonl", b"child %d" % number)
+    assert storage.read("train/x/step_000000.parquet") == b"parent"
+    with tape.step(number):
+        tape.stage("rollout")(batch_of)(number)
+    tape.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_of_any_kind_uses_the_store_as_its_parent_does(s3_url: str, method: str) -> None:
+    """After a fork the threads of the parent's client are gone: whoever uses it waits for ever."""
+    context = multiprocessing.get_context(method)
+    with rolltape.Tape(s3_url, mode="record") as tape:
+        storage = ObjectStorage(s3_url)
+        storage.publish("train/x/step_000000.parquet", [b"parent"], replace=False)
+        storage.append("train/metrics.jsonl", b"parent")
+        with tape.step(0):
+            tape.stage("rollout")(batch_of)(0)
+        tape.flush()
+        processes = [context.Process(target=child, args=(storage, tape, number)) for number in (1, 2)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(120)
+            assert process.exitcode == 0
+        storage.append("train/metrics.jsonl", b"parent again")
+    assert set(storage.names("train/x/")) == {f"train/x/step_{n:06d}.parquet" for n in range(3)}
+    assert rolltape.open(s3_url).steps("rollout") == [0, 1, 2]
+    lines = bytes(storage.read("train/metrics.jsonl")).splitlines()
+    assert sorted(lines) == sorted([b"parent", b"child 1", b"child 2", b"parent again"])
+
+
+KILLED = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.store.runs import train
+train({url!r}, "auto", range(1000), lambda step: print(step, flush=True))
+"""
+
+
+def test_killed_at_any_moment_nothing_is_half_and_the_next_run_goes_on(s3_url: str) -> None:
+    code = KILLED.format(root=str(ROOT), url=s3_url)
+    reached = 0
+    for kill in range(int(os.environ.get("ROLLTAPE_SOAK_KILLS", "6"))):
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert process.stdout
+        for line in process.stdout:
+            if int(line) >= reached + 3 + kill % 4:
+                break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        reached = max(reached, int(line))
+        process.stdout.close()
+    summary = train(s3_url, "auto", range(reached + 3))
+    assert summary.lost == summary.waiting == ()
+    run = rolltape.open(s3_url)
+    assert run.steps("rollout")[: reached + 3] == list(range(reached + 3))
+    for recording in run.recordings():
+        assert_same(recording.value(), batch_of(recording.key.step))
+    metrics = run.metrics()
+    assert all(metrics[step] == {"loss": step / 7} for step in range(reached + 3))
+
+
+def test_a_tape_pickled_to_another_process_holds_the_url_alone(s3_url: str) -> None:
+    storage = pickle.loads(pickle.dumps(ObjectStorage(s3_url)))
+    storage.publish("train/x/y", [b"1"], replace=False)
+    assert ObjectStorage(s3_url).read("train/x/y") == b"1"
