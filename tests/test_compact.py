@@ -123,7 +123,7 @@ def test_schemas_are_kept_apart_and_so_are_inputs(tmp_path: Path) -> None:
 def test_a_damaged_recording_is_named_and_left_where_it_is(tape: Path) -> None:
     bad = tape / "train/rollout/step_000004.parquet"
     data = bytearray(bad.read_bytes())
-    data[60] ^= 1
+    data[12] ^= 1
     bad.write_bytes(data)
     done = run("compact", tape, "--keep", 0, "--settled", 0)
     assert done.exit_code == 1
@@ -305,7 +305,7 @@ def test_a_flipped_bit_in_a_segment_is_found_and_fetched_from_a_copy(tape: Path,
     place = storage_at(tape).index().find("train/rollout/step_000007.parquet")
     assert place is not None
     data = bytearray(segment.read_bytes())
-    data[place.offset + 60] ^= 1
+    data[place.offset + 12] ^= 1
     segment.write_bytes(data)
     assert [(one.kind, one.file) for one in findings(tape)] == [
         ("damaged", "train/rollout/step_000007.parquet")
@@ -324,7 +324,7 @@ def test_a_damaged_step_in_a_segment_can_be_dropped_and_recorded_again(tape: Pat
     folded(tape)
     [segment] = segments(tape)
     data = bytearray(segment.read_bytes())
-    data[60] ^= 1
+    data[12] ^= 1
     segment.write_bytes(data)
     assert run("repair", tape, "--drop").exit_code == 0
     with rolltape.Tape(tape, mode="auto") as again:

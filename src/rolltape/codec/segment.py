@@ -187,7 +187,7 @@ def _who(pieces: Sequence[Piece]) -> bytes:
 def _repeated(value: int | str, kind: pa.DataType, rows: int) -> pa.Array:
     """A column of one value. Made of buffers: what converts values would import pandas to look at them."""
     if isinstance(value, int):
-        data = np.full(rows, value, kind.to_pandas_dtype())
+        data = np.full(rows, value, f"i{kind.bit_width // 8}")
         return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(data)])
     text = value.encode()
     offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(text))
