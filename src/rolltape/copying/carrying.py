@@ -226,7 +226,7 @@ class _Copy:
 
     def _verified(self, key: Key, data: memoryview) -> About:
         """What a recording says of itself, if every checksum in it is right and it is in its place."""
-        file = RecordingFile(lambda offset, length: data[offset : offset + length], len(data), data)
+        file = RecordingFile(lambda spans: [], len(data), data)
         check_place(self._plan.source, key, file.about)
         with suppress(UnknownAdapterError, MissingDependencyError):  # checksums come first
             file.verify()

@@ -44,7 +44,7 @@ log = logging.getLogger("rolltape")
 _AGREED = (".commit", ".void")
 """How files of ranks end by which they agree."""
 
-ASKING = 5.0
+ASKING = 3.0
 """Seconds for which a store that answered so far is asked whether it has a file."""
 
 
@@ -142,7 +142,7 @@ class SpooledStorage:
             if self._session is not None and not self._uploads.numbers():
                 self._session.end()
                 self._session = None
-        return Pending(names, nbytes, self.spool.folder_of(self.location) if names else "")
+        return Pending(tuple(names), nbytes, self.spool.folder_of(self.location) if names else "")
 
     def take_failures(self) -> Sequence[tuple[str, RolltapeError]]:
         return () if self._uploads is None else self._uploads.take_failures()

@@ -260,7 +260,9 @@ class StoreClient:
                 failure = failure_of(error)
             # Outside of the handler, so that what is raised does not carry obstore's error and its URL along.
             if failure.kind is Kind.MISSING:
-                raise Missing(key)
+                if doing.startswith(("read", "look", "delete")):
+                    raise Missing(key)
+                failure = Failure(Kind.NO_BUCKET, failure.said)  # nothing else can be missing
             if failure.kind is Kind.TAKEN:
                 raise Taken(key)
             if failure.kind is Kind.RANGE:

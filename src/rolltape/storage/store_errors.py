@@ -16,6 +16,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9_.]{1,60})</Code>")
 _JSON_REASON = re.compile(r'"reason"\s*:\s*"([A-Za-z0-9_]{1,60})"')
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+_RANGE = ("Wanted range starting at", "Range started at")
 _METADATA = ("169.254.169.254", "fd00:ec2::254", "metadata.google.internal", "metadata/identity")
 
 
@@ -48,18 +49,19 @@ def failure_of(error: BaseException) -> Failure:
     status = int(found[1]) if (found := _STATUS.search(text)) else None
     code = found[1] if (found := _CODE.search(text) or _JSON_REASON.search(text)) else ""
     said = " ".join(filter(None, [f"status {status}" if status else "", code])) or _plain(name, text)
-    if isinstance(error, FileNotFoundError) or name == "NotFoundError":
+    # By the status too: what fails after obstore has tried again by itself is a GenericError, whatever it is.
+    if isinstance(error, FileNotFoundError) or name == "NotFoundError" or status == 404:
         no_bucket = any(sign in text for sign in _NO_BUCKET)
         return Failure(Kind.NO_BUCKET if no_bucket else Kind.MISSING, said)
     if any(sign in text for sign in _NO_BUCKET):
         return Failure(Kind.NO_BUCKET, said)
-    if name in ("AlreadyExistsError", "PreconditionError", "NotModifiedError"):
+    if name in ("AlreadyExistsError", "PreconditionError", "NotModifiedError") or status == 412:
         return Failure(Kind.TAKEN, said)
-    if name in ("PermissionDeniedError", "UnauthenticatedError"):
+    if name in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
         return Failure(Kind.DENIED, said)
     if any(sign in text for sign in _METADATA):
         return Failure(Kind.NO_CREDENTIALS, "no credentials in the environment, and no instance role answers")
-    if status == 416:
+    if status == 416 or any(sign in text for sign in _RANGE):
         return Failure(Kind.RANGE, said)
     if status == 413 or code == "EntityTooLarge":
         return Failure(Kind.TOO_LARGE, said)

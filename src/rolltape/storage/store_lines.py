@@ -137,7 +137,7 @@ def counted(lines: Iterable[Line], writers: Mapping[str, int]) -> tuple[list[Lin
     expected = dict(writers)
     for line in sorted(lines, key=lambda one: (one.count, one.time)):
         now = expected.get(line.writer, 0)
-        if line.count < now:
+        if line.count < writers.get(line.writer, 0):
             before.append(line)
         elif line.count == now:
             following.append(line)

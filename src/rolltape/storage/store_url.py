@@ -40,9 +40,8 @@ def without_secrets(text: str) -> str:
     'az://box/runs'
     """
     scheme, _, rest = text.partition("://")
-    rest = re.split(r"[?#]", rest, maxsplit=1)[0]
-    host, slash, path = rest.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+    # A secret key may hold a slash: whatever is before an @ is not shown.
+    return f"{scheme}://{re.split(r'[?#]', rest, maxsplit=1)[0].rpartition('@')[2]}"
 
 
 def parse_url(text: str) -> StoreUrl:
@@ -62,7 +61,7 @@ def parse_url(text: str) -> StoreUrl:
             hint=_instead(lower),
         )
     bucket, _, path = rest.partition("/")
-    if "@" in bucket or "?" in rest or "#" in bucket:
+    if any(sign in rest for sign in "@?#"):
         raise ConfigError(
             "a URL of a tape holds no user, key or query: it would end up in logs",
             where=shown,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from rolltape.errors import RolltapeError, StepExistsError, StorageError, StoreUnreachableError
 from rolltape.storage.objects import ObjectStorage
 from rolltape.storage.spool import Entry, Session, ready
+from rolltape.storage.store_client import DEADLINE, seconds
 from rolltape.storage.store_lines import Line
 
 log = logging.getLogger("rolltape")
@@ -44,7 +45,7 @@ class Uploads:
 
     def __init__(self, remote: ObjectStorage, most_bytes: int) -> None:
         self.pid = os.getpid()
-        self._remote = remote.trying_for(TRYING)
+        self._remote = remote.trying_for(min(TRYING, seconds(DEADLINE)))
         self._most = most_bytes
         self._tasks: dict[int, Task] = {}
         """By number, in order."""
@@ -63,7 +64,7 @@ class Uploads:
 
     # -- taking ------------------------------------------------------------------------------------
 
-    def make_room(self, size: int, seconds: float, where: str) -> None:
+    def make_room(self, size: int, within: float, where: str) -> None:
         """Wait until so many bytes more may wait; raises StorageError when it takes too long."""
         with self._changed:
             if self._has_room(size):
@@ -72,9 +73,9 @@ class Uploads:
                 "the spool for %s is full (%d bytes wait for the store): recording waits for it",
                 where, self._bytes,
             )  # fmt: skip
-            if not self._changed.wait_for(lambda: self._has_room(size), seconds):
+            if not self._changed.wait_for(lambda: self._has_room(size), within):
                 raise StorageError(
-                    f"the spool is full: {self._bytes} bytes wait for the store, {seconds:.0f} seconds long",
+                    f"the spool is full: {self._bytes} bytes wait for the store, {within:.0f} seconds long",
                     where=where,
                     causes=["the store or the network is away, or slower than the recording"],
                     hint="raise max_spool_bytes (ROLLTAPE_MAX_SPOOL_BYTES), or set on_error=warn",
@@ -142,7 +143,7 @@ class Uploads:
             found, self._failures = self._failures, []
             return found
 
-    def wait(self, seconds: float | None, name: str | None = None, *, patient: bool = True) -> bool:
+    def wait(self, within: float | None, name: str | None = None, *, patient: bool = True) -> bool:
         """Wait until this file, or everything, is done; False if it takes too long.
 
         Without patience, not while the store does not answer.
@@ -156,7 +157,7 @@ class Uploads:
             if patient:
                 self._pause, self._resume_at = _FIRST_PAUSE, 0.0
                 self._changed.notify_all()
-            return self._changed.wait_for(done, seconds)
+            return self._changed.wait_for(done, within)
 
     # -- doing -------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -172,8 +172,8 @@ class Dispatcher:
         if self.out is not None:
             for path, digest in played.digests:
                 self.out.recorder.note_replayed(path, digest)
-        if self.player.reads_ahead and (ahead := self._following(call)) is not None:
-            self.player.read_ahead(ahead)
+        if self.player.reads_ahead and isinstance(call.key.call, int):
+            self.player.read_ahead(call.key.split, call.key.stage, self._following(call))
         return played
 
     def beside(
@@ -398,24 +398,29 @@ class Dispatcher:
             else "",
         )
 
-    def _following(self, call: Call) -> Key | None:
-        """What will probably be asked for next: the next call of the step, or the first of the next step."""
+    def _following(self, call: Call) -> Callable[[], Key | None]:
+        """What will probably be asked for next: the next call of the step, or the first of the next step.
+
+        Finds it when called, on another thread: that is a look or two at the tape.
+        """
         key = call.key
-        if isinstance(key.call, str):
-            return None
         with self._lock:
             last, stride = self._strides.get((key.split, key.stage), (None, 1))
             if last is not None and key.step > last:
                 stride = key.step - last
             self._strides[key.split, key.stage] = key.step, stride
-        again = replace(key, call=key.call + 1)
-        if call.decision.action is Action.REPLAY and self.recorder.step_index.holds(again):
-            return again
-        if key.step + stride > MAX_STEP:
-            return None
-        after = replace(key, step=key.step + stride, call=0)
-        source = self.decide(after).source
-        return None if source is None else replace(after, step=source)
+
+        def find() -> Key | None:
+            again = replace(key, call=key.call + 1) if isinstance(key.call, int) else key
+            if call.decision.action is Action.REPLAY and self.recorder.step_index.holds(again):
+                return again
+            if key.step + stride > MAX_STEP:
+                return None
+            after = replace(key, step=key.step + stride, call=0)
+            source = self.decide(after).source
+            return None if source is None else replace(after, step=source)
+
+        return find
 
     def _has_writer(self) -> bool:
         """Whether another tape of this very program still writes here, and may not have written all."""

@@ -47,7 +47,8 @@ T = TypeVar("T", bound=Sized)
 
 @dataclass(frozen=True, slots=True)
 class _Ahead(Generic[T]):
-    key: Key
+    key: Future[Key | None]
+    """What is read, known a moment after it was begun."""
     future: Future[T | None]
 
 
@@ -66,14 +67,18 @@ class Prefetch(Generic[T]):
         self._ahead: dict[tuple[str, str], _Ahead[T]] = {}
         self._lock = threading.Lock()
 
-    def start(self, key: Key) -> None:
-        """Begin to read a recording that will probably be asked for next."""
+    def start(self, split: str, stage: str, choose: Callable[[], Key | None]) -> None:
+        """Begin to read the recording of a stage that will probably be asked for next.
+
+        Which one that is, is also found out on the other thread: it takes a look at the tape.
+        """
+        chosen: Future[Key | None] = Future()
         with self._lock:
-            before = self._ahead.pop((key.split, key.stage), None)
+            before = self._ahead.pop((split, stage), None)
             if before is not None:
                 before.future.cancel()
-            future = self._pool.submit(self._read_ahead, key)
-            self._ahead[key.split, key.stage] = _Ahead(key, future)
+            future = self._pool.submit(self._read_ahead, choose, chosen)
+            self._ahead[split, stage] = _Ahead(chosen, future)
 
     def take(self, key: Key) -> T | None:
         """The recording, if it was read ahead and not replaced meanwhile."""
@@ -81,8 +86,7 @@ class Prefetch(Generic[T]):
             ahead = self._ahead.pop((key.split, key.stage), None)
         if ahead is None:
             return None
-        if ahead.key != key:
-            ahead.future.cancel()
+        if ahead.key.result() != key:
             return None
         found = self._storage.stat(key.path)
         try:
@@ -97,7 +101,14 @@ class Prefetch(Generic[T]):
             self._ahead.clear()
         self._pool.shutdown(cancel_futures=True)
 
-    def _read_ahead(self, key: Key) -> T | None:
+    def _read_ahead(self, choose: Callable[[], Key | None], chosen: Future[Key | None]) -> T | None:
+        key = None
+        try:
+            key = choose()
+        finally:
+            chosen.set_result(key)
+        if key is None:
+            return None
         with self._lock:
             done = [a.future for a in self._ahead.values() if a.future.done() and not a.future.cancelled()]
         held = sum(read.nbytes for f in done if f.exception() is None and (read := f.result()) is not None)
@@ -179,10 +190,10 @@ class Player:
         )
         return played
 
-    def read_ahead(self, key: Key) -> None:
-        """Begin to read what will probably be asked for next."""
+    def read_ahead(self, split: str, stage: str, choose: Callable[[], Key | None]) -> None:
+        """Begin to read what will probably be asked for next of a stage."""
         if self._ahead:
-            self._ahead.start(key)
+            self._ahead.start(split, stage, choose)
 
     @property
     def reads_ahead(self) -> bool:

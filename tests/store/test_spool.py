@@ -1,0 +1,228 @@
+"""Recording to a store that is away: what waits is safe on this machine, bounded, and taken there once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import obstore
+import pytest
+from obstore.store import from_url
+
+import rolltape
+from rolltape.errors import StorageError, StoreUnreachableError
+from rolltape.storage import ObjectStorage, Spool, SpooledStorage
+from tests.object_servers.fault_proxy import FaultProxy
+from tests.object_servers.s3 import S3Server
+from tests.store.runs import assert_whole, batch_of, train
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "train/rollout/step_{:06d}.parquet"
+
+RECORDS = """
+import os, sys
+sys.path.insert(0, {root!r})
+from tests.store.runs import train
+def each(step):
+    print(step, flush=True)
+    if step == {away_at}:
+        assert sys.stdin.readline() == "away\\n"
+train({url!r}, "{mode}", range({steps}), each, flush=True)
+"""
+
+
+def spool_of(tmp_path: Path, most: int = 2**30) -> Spool:
+    return Spool(str(tmp_path / "spool"), most)
+
+
+def waiting() -> int:
+    return sum(one.files for one in Spool(os.environ["ROLLTAPE_SPOOL"], 0).waiting().values())
+
+
+def test_a_store_that_is_away_for_the_middle_third_loses_nothing(
+    s3_url: str, s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[int] = []
+
+    def each(step: int) -> None:
+        s3_proxy.away = 20 <= step < 40
+        waited.append(waiting())
+
+    summary = train(s3_url, "record", range(60), each, flush=True)
+    assert max(waited) > 15  # they did wait here
+    assert (summary.recorded, summary.lost, summary.waiting) == (60, (), ())
+    assert waiting() == 0
+    assert_whole(s3_url, range(60))
+
+
+def test_what_is_not_up_when_the_run_ends_is_told_and_drained_later(
+    s3_url: str, s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLTAPE_STORE_DEADLINE", "2")
+
+    def each(step: int) -> None:
+        s3_proxy.away = step >= 3
+
+    with pytest.raises(StoreUnreachableError, match="rolltape drain"):
+        train(s3_url, "record", range(8), each)
+    assert waiting() >= 4
+    doctor = rolltape_command("doctor", s3_url)
+    assert "not up yet" in doctor.stdout
+    assert doctor.returncode == 1
+    drained = rolltape_command("drain")
+    assert drained.returncode == 1
+    assert "left" in drained.stdout
+    s3_proxy.away = False
+    drained = rolltape_command("drain", s3_url)
+    assert drained.returncode == 0, drained.stderr
+    assert waiting() == 0
+    assert_whole(s3_url, range(8))
+    assert "nothing waits" in rolltape_command("drain").stdout
+
+
+def rolltape_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rolltape", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("mode", ["record", "auto"])
+def test_after_kill_9_the_next_run_finds_and_uploads_what_waited(
+    s3_url: str, s3_proxy: FaultProxy, mode: str
+) -> None:
+    code = RECORDS.format(root=str(ROOT), url=s3_url, steps=12, away_at=4, mode="record")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin
+    assert process.stdout
+    for line in process.stdout:
+        if line == "4\n":
+            s3_proxy.away = True
+            process.stdin.write("away\n")
+            process.stdin.flush()
+        if line == "11\n":
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+    left = waiting()
+    assert left > 5
+    s3_proxy.away = False
+    # In mode auto the steps that wait count as recorded; a run that records goes on with the next step.
+    summary = train(s3_url, mode, range(12, 15) if mode == "record" else range(15))
+    assert (summary.recorded, summary.waiting) == (3, ())
+    assert summary.replayed == (12 if mode == "auto" else 0)
+    assert waiting() == 0
+    assert_whole(s3_url, range(15))
+
+
+def test_a_full_spool_makes_recording_wait_and_says_so(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    storage = SpooledStorage(ObjectStorage(s3_url), spool_of(tmp_path, most=1000))
+    s3_proxy.away = True
+    storage.publish(NAME.format(0), [bytes(900)], replace=False)
+    done = threading.Event()
+
+    def publish() -> None:
+        storage.publish(NAME.format(1), [bytes(900)], replace=False)
+        done.set()
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    assert not done.wait(0.3)
+    assert "full" in caplog.text
+    s3_proxy.away = False
+    assert done.wait(60)
+    thread.join()
+    assert storage.settle(60).names == ()
+    s3_proxy.away = True
+    storage.publish(NAME.format(2), [bytes(900)], replace=False)
+    monkeypatch.setenv("ROLLTAPE_STORE_DEADLINE", "0.5")
+    with pytest.raises(StorageError, match="spool is full"):
+        storage.publish(NAME.format(3), [bytes(900)], replace=False)
+    s3_proxy.away = False
+    assert storage.settle(60).names == ()
+    assert [len(ObjectStorage(s3_url).read(NAME.format(n))) for n in range(3)] == [900] * 3
+
+
+def test_what_waits_is_read_as_if_it_were_there(s3_url: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
+    storage = SpooledStorage(ObjectStorage(s3_url), spool_of(tmp_path), assume_new=True)
+    storage.publish(NAME.format(0), [b"up"], replace=False)
+    assert storage.settle(60).names == ()
+    s3_proxy.away = True
+    storage.publish(NAME.format(1), [b"0123456789"], replace=False)
+    assert storage.exists(NAME.format(1))
+    assert not storage.exists(NAME.format(2))
+    stat, end = storage.read_end(NAME.format(1), 4)
+    assert (stat.size, end) == (10, b"6789")
+    assert storage.read(NAME.format(1), 2, 3, stat.revision) == b"234"
+    assert storage.read_ranges(NAME.format(1), [(0, 1), (9, 1)]) == [b"0", b"9"]
+    with pytest.raises(rolltape.StepExistsError):
+        storage.publish(NAME.format(1), [b"again"], replace=False)
+    s3_proxy.away = False
+    assert set(storage.names("train/rollout/")) == {NAME.format(0), NAME.format(1)}
+    assert list(storage.folders("")) == ["train/"]
+    storage.settle(60)
+    with pytest.raises(rolltape.FileReplacedError):
+        storage.read(NAME.format(1), 2, 3, stat.revision)
+    assert storage.read(NAME.format(1)) == b"0123456789"
+
+
+def test_a_step_that_somebody_else_recorded_meanwhile_is_told(
+    s3_url: str, s3_proxy: FaultProxy, s3_server: S3Server
+) -> None:
+    with rolltape.Tape(s3_url, mode="record") as tape:
+        stage = tape.stage("rollout")(batch_of)
+        with tape.step(0):
+            stage(0)
+        tape.flush()
+        s3_proxy.away = True
+        with tape.step(1):
+            stage(1)
+        tape.flush()
+        past_the_proxy = from_url(
+            s3_url, endpoint=f"http://127.0.0.1:{s3_server.port}", client_options={"allow_http": True}
+        )
+        obstore.put(past_the_proxy, NAME.format(1), b"theirs")
+        s3_proxy.away = False
+        tape._dispatcher.storage.settle(60)  # type: ignore[union-attr]
+        with pytest.raises(rolltape.StepExistsError, match="step_000001"), tape.step(2):
+            stage(2)
+    assert ObjectStorage(s3_url).read(NAME.format(1)) == b"theirs"
+
+
+def test_two_who_drain_the_same_spool_do_everything_once(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLTAPE_STORE_DEADLINE", "1")
+    s3_proxy.away = True
+    code = (
+        "import os\n"
+        "from rolltape.storage import ObjectStorage, Spool, SpooledStorage\n"
+        f"s = SpooledStorage(ObjectStorage({s3_url!r}), Spool(os.environ['ROLLTAPE_SPOOL'], 2**30))\n"
+        "for n in range(30):\n"
+        "    s.publish(f'train/rollout/step_{n:06d}.parquet', [b'%d' % n], replace=False)\n"
+        "    s.append('train/metrics.jsonl', b'%d' % n)\n"
+        "os._exit(0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert waiting() == 60
+    s3_proxy.away = False
+    drains = [
+        subprocess.Popen([sys.executable, "-m", "rolltape", "drain", s3_url], stdout=subprocess.DEVNULL)
+        for _ in range(3)
+    ]
+    for drain in drains:
+        drain.wait()
+    rolltape_command("drain", s3_url)
+    assert waiting() == 0
+    storage = ObjectStorage(s3_url)
+    assert bytes(storage.read("train/metrics.jsonl")) == b"".join(b"%d\n" % n for n in range(30))
+    assert len(list(storage.names("train/rollout/"))) == 30
