@@ -155,7 +155,11 @@ class Committer:
             ):
                 return None
             found[other.rank] = about.attempt
-        return Commit(tuple(found[rank] for rank in range(key.world_size)))
+        try:  # a store may have refused this shard meanwhile, for that of another process
+            mine = Recording(self._storage, key).about.attempt
+        except StepMissingError:
+            return None
+        return Commit(tuple(found[rank] for rank in range(key.world_size))) if mine == attempt else None
 
     def _is_live(self, key: Key, session: str) -> bool:
         with self._lock:
