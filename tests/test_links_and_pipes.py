@@ -59,7 +59,7 @@ class TestALinkInThePlaceOfAFolder:
             with pytest.raises(StorageError, match="symbolic link"):
                 storage.publish("train/rollout/step_000009.parquet", [b"x"], replace=replace)
         with pytest.raises(StorageError, match="symbolic link"):
-            storage.append("train/rollout/lines", b"x")
+            storage.append("train/rollout/lines.jsonl", b"x")
         with pytest.raises(RolltapeError), rolltape.Tape(tape, mode="auto", max_keep=1) as writer:
             Rollout(writer).run([7])
         assert content(tape.parent / "other") == before

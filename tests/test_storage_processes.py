@@ -181,9 +181,9 @@ def die_at(number, moment):
     for name in CALLS:
         setattr(os, name, wrap(name, getattr(os, name)))
 
-def publish(storage): storage.publish("train/rollout/x", [NEW], replace=False)
-def replace(storage): storage.publish("train/rollout/x", [NEW], replace=True)
-def append(storage): storage.append("train/rollout/x", NEW)
+def publish(storage): storage.publish("train/rollout/x.jsonl", [NEW], replace=False)
+def replace(storage): storage.publish("train/rollout/x.jsonl", [NEW], replace=True)
+def append(storage): storage.append("train/rollout/x.jsonl", NEW)
 
 ALLOWED = {
     publish: {None, NEW},
@@ -194,23 +194,24 @@ ALLOWED = {
 def survives(root, act, number, moment):
     storage = LocalStorage(root)
     storage.check_writable()
-    storage.delete("train/rollout/x")
+    storage.delete("train/rollout/x.jsonl")
     if act is not publish:
-        storage.publish("train/rollout/x", [b"old" * 500 if act is replace else b"line\\n"], replace=True)
+        old = b"old" * 500 if act is replace else b"line\\n"
+        storage.publish("train/rollout/x.jsonl", [old], replace=True)
     pid = os.fork()
     if pid == 0:
         die_at(number, moment)
         act(LocalStorage(root))
         os._exit(0)
     status = os.waitpid(pid, 0)[1]
-    found = bytes(storage.read("train/rollout/x")) if storage.exists("train/rollout/x") else None
+    found = bytes(storage.read("train/rollout/x.jsonl")) if storage.exists("train/rollout/x.jsonl") else None
     assert found in ALLOWED[act], (act.__name__, number, moment)
     assert status or found == max(ALLOWED[act] - {None}, key=len)
-    assert set(storage.names("train/rollout/")) <= {"train/rollout/x"}
+    assert set(storage.names("train/rollout/")) <= {"train/rollout/x.jsonl"}
     storage.clean(3600)
     assert os.listdir(f"{root}/.tmp") == []
-    storage.append("train/rollout/x", b"next")
-    assert storage.read("train/rollout/x").splitlines()[-1] == b"next"
+    storage.append("train/rollout/x.jsonl", b"next")
+    assert storage.read("train/rollout/x.jsonl").splitlines()[-1] == b"next"
     return status == 0
 
 root, deaths = sys.argv[1], 0

@@ -17,6 +17,7 @@ from rolltape.exporting.table import Piece, Table
 from rolltape.reader.run import Run, open
 from rolltape.reader.visible import visible_json
 from rolltape.steps import ALL_STEPS, StepSelector
+from rolltape.storage import is_url
 
 
 class JsonLines:
@@ -86,6 +87,12 @@ def export_tape(
     report = Export(format)
     if str(to) == STDOUT and format != "jsonl":
         raise ConfigError("only JSON Lines can be written to standard output", hint="name a place with --to")
+    if is_url(str(to)):
+        raise ConfigError(
+            "an export is a file or a folder of this machine",
+            where=to,
+            hint="export here, then copy it there",
+        )
     if str(to) != STDOUT and Path(to).exists():
         raise ConfigError("this exists already", where=to, hint="name another place, or remove it first")
     run = open(tape)

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 from rolltape.errors import ConfigError
 from rolltape.reader.tokenizer import load_tokenizer
 from rolltape.steps import StepSelector
+from rolltape.storage import is_url
 
 
 def serve(
@@ -72,6 +73,8 @@ def export_html(
         from rolltape.viewer.web.single_file import export_pages
 
         library = Library(tapes, None if tokenizer is None else load_tokenizer(tokenizer))
+    if is_url(path):
+        raise ConfigError("the page is a file of this machine", where=path, hint="copy it there afterwards")
     text = export_pages(library, steps, progress)
     half = f"{path}.{os.urandom(6).hex()}.part"
     try:

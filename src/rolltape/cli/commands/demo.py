@@ -31,6 +31,7 @@ from rolltape.cli.output import Exit, Screen, new_table
 from rolltape.errors import MissingDependencyError, StepExistsError
 from rolltape.reader.wording import counted, seconds
 from rolltape.rich_text import shown
+from rolltape.storage import is_url
 from rolltape.tape.summary import amount
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def command(directory: str | None, steps: int) -> Exit:
     Then replay it with packed sequences, and with a bug, and see what each changes. Needs torch and
     transformers.
     """
+    if directory and is_url(directory):
+        raise click.UsageError("the demo keeps its tapes in a directory of this machine")
     folder = Path(os.path.abspath(directory or tempfile.mkdtemp(prefix="rolltape-demo-")))
     story = _story(folder, steps)
     screen = Screen()
