@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,16 +163,14 @@ def test_a_crash_at_any_point_hides_the_old_run_and_shows_no_mixture(
 ) -> None:
     base(tmp_path)
     replay(tmp_path, 4)
-    real, left = LocalStorage.delete, [2]
+    real = LocalStorage.delete_all
 
-    def crash(self: LocalStorage, name: str) -> None:
-        if not left[0]:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        real(self, name)
+    def crash(self: LocalStorage, names: Sequence[str]) -> None:
+        real(self, list(names)[:2])
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalStorage, "delete", crash)
+        patch.setattr(LocalStorage, "delete_all", crash)
         with pytest.raises(KeyboardInterrupt):
             replay(tmp_path, 4, 2.0, overwrite="rewrite")
     assert len([name for name in files(tmp_path / "out") if "step_" in name]) == 2, "half of it is deleted"
