@@ -62,7 +62,7 @@ def role_of(name: str) -> Role:
         return Role.FOREIGN
     if name.endswith(".parquet"):
         return Role.INPUTS if name.endswith(".in.parquet") else Role.RESULT
-    return Role.COMMIT if name.endswith(".commit") else Role.FOREIGN
+    return Role.COMMIT if name.endswith((".commit", ".void")) else Role.FOREIGN
 
 
 def step_of(name: str) -> int:
