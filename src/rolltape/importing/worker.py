@@ -44,7 +44,7 @@ def cpu_seconds(size: int) -> int:
 
 
 def clock_seconds(size: int) -> int:
-    """The time on the clock that it may take, from when its reader begins."""
+    """The time on the clock that it may take, from when its reader begins; it is not to wait for others."""
     return max(10, math.ceil(3 * size / _MB))
 
 
@@ -67,9 +67,9 @@ class Worker:
         try:
             process.stdin.write(json.dumps({**question, "size": size}).encode() + b"\n")
             process.stdin.flush()
-            line = _line(process, time.monotonic() + STARTING)
+            line = _line(process, STARTING)
             if line is not None and line.startswith(READING):
-                line = line[len(READING) :] or _line(process, time.monotonic() + clock_seconds(size))
+                line = line[len(READING) :] or _line(process, clock_seconds(size))
         except OSError:
             line = b""
         if line is None or not line.endswith(b"\n"):
@@ -137,15 +137,21 @@ def _ending(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _line(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-    """The next line of its answers; without its end where it died, None where it is late."""
+def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
+    """The next line of its answers; without its end where it died, None where it is late.
+
+    Time in which it was ready to run and the machine was busy with others is not its own.
+    """
     assert process.stdout is not None
     fd = process.stdout.fileno()
     found = b""
+    deadline = time.monotonic() + seconds - _starved(process.pid)
     with selectors.DefaultSelector() as selector:
         selector.register(fd, selectors.EVENT_READ)
         while not found.endswith(b"\n") and len(found) < _LONGEST_ANSWER:
-            if not selector.select(max(deadline - time.monotonic(), 0)):
+            if not selector.select(max(deadline - time.monotonic(), 0.1)):
+                if time.monotonic() < deadline + _starved(process.pid):
+                    continue
                 process.kill()
                 return None
             more = os.read(fd, 65536)
@@ -153,6 +159,16 @@ def _line(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
                 break
             found += more
     return found
+
+
+def _starved(pid: int) -> float:
+    """Seconds that the threads of a process have waited for a processor; 0 where the system does not say."""
+    waited = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/schedstat", "rb") as file:
+                waited = max(waited, int(file.read().split()[1]))
+    return waited / 1e9
 
 
 # -- in the process itself -----------------------------------------------------------------------------
