@@ -35,22 +35,24 @@ print(json.dumps([found.weights, found.logs]))
 """
 
 
-def python(*arguments, **variables) -> subprocess.CompletedProcess:
+def python(*arguments, cwd=None, **variables) -> subprocess.CompletedProcess:
     root = str(TRAINING.parents[2])
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), root])
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
-    done = subprocess.run([sys.executable, *map(str, arguments)], env=env, capture_output=True, text=True)
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return done
 
 
-def train_on_two(launcher, model, folder, tape, mode, port) -> list[dict]:
+def train_on_two(launcher, model, folder, tape, mode, port, max_steps=8, **variables) -> list[dict]:
     folder.mkdir()
     options = {
         "model": model, "folder": str(folder), "tape": str(tape), "mode": mode, "num_generations": 4,
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_iterations": 2,
+        "max_steps": max_steps,
     }  # fmt: skip
-    python(*LAUNCHERS[launcher], port, TRAINING, json.dumps(options))
+    python(*LAUNCHERS[launcher], port, TRAINING, json.dumps(options), cwd=folder, **variables)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 
