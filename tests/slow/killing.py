@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import rolltape
+from rolltape.reader.integrity import inspect
 from rolltape.storage import Spool, Storage
 from rolltape.storage.locating import is_url, storage_at
 from tests.fixtures.exact import digest
@@ -85,6 +86,12 @@ class Witness:
         self._check_history(found, kept)
         self._check_files(set(found))
         self._seen = found
+
+    def check(self) -> None:
+        """What ``rolltape check`` says: at most that inputs are alone, since they go first."""
+        report = inspect(self._storage)
+        assert [finding for finding in report.findings if finding.kind != "leftover"] == []
+        assert (report.leftovers, report.in_progress) == ([], 0)
 
     def _look_from_afar(self) -> None:
         """Who does not have what was left behind, on another machine: what they see is whole all the same."""
@@ -173,5 +180,6 @@ def kill_many(seed: int, folder: str, kills: int, longest: float, recorders: Rec
             print(f"seed {seed}: {tape} {content} {number} {marks} {delay:.6f}")
             witness.look(recorders.kill_one(tape, content, number, marks, delay))
             phases["kills"] += 1
+        witness.check()
     print(dict(phases))
     return phases
