@@ -212,6 +212,8 @@ class Recorder:
     def _refused(self, name: str, error: RolltapeError) -> None:
         """A file that was written down here, and that the store does not take."""
         if isinstance(error, StepExistsError):
+            if (key := Key.parse(name)) is not None and not key.inputs:
+                self._withdraw_inputs(key)
             self._tally.add(recorded=-1)
             self.failed(name, error)
         elif self._settings.on_error is OnError.WARN:
@@ -244,7 +246,7 @@ class Recorder:
         try:
             written += self._storage.publish(key.path, encode(packed, **about), replace=replacing)
         except StepExistsError as error:
-            self._withdraw_inputs(key, about)
+            self._withdraw_inputs(key)
             if self._renews:  # it was not there when the step began
                 error.causes = ("another process writes the same step of this tape at this very time",)
                 error.hint = "give each process its rank and world_size, or a tape of its own"
@@ -264,12 +266,12 @@ class Recorder:
             self._storage.delete(name)
         return 0
 
-    def _withdraw_inputs(self, key: Key, about: Mapping[str, Any]) -> None:
+    def _withdraw_inputs(self, key: Key) -> None:
         """After a lost race, do not leave our inputs beside the winner's result."""
         inputs = replace(key, inputs=True)
         with suppress(RolltapeError):  # there may be none
-            theirs = Recording(self._storage, key).about.inputs
-            if theirs != about.get("inputs") == Recording(self._storage, inputs).about.inputs:
+            theirs, there = Recording(self._storage, key).about, Recording(self._storage, inputs).about
+            if there.writer == self._writer_name and there.inputs != theirs.inputs:
                 self._storage.delete(inputs.path)
 
     def _drop_older_calls(self, key: Key) -> None:
