@@ -2,8 +2,8 @@
 #
 #   make demo                  train a small language model, replay the training, change it, break it
 #   make test                  every test of every stack; ROLLTAPE_JOBS=1: one stack after the other
-#   make soak                  what `make test` samples (kills, flipped bits, full disks, forks, long runs) in many
-#                              rounds: MINUTES=20 ROUNDS=20 SEED=0; to have round 7 again: SEED=7 ROUNDS=1
+#   make soak                  what `make test` samples (kills, flipped bits, full disks, forks, long runs; on S3 too) in
+#                              many rounds: MINUTES=20 ROUNDS=20 SEED=0; to have round 7 again: SEED=7 ROUNDS=1
 #   make fuzz                  changed recordings, dumps, metrics and requests: EXAMPLES=20000 of each, from SEED=0 on
 #   make compat                every release of docs/compatibility.md, which it writes; ONLY="verl-0.6.1 trl": these
 #   make bench                 the benchmarks of the core; fails if a promise is not kept

@@ -78,7 +78,7 @@ class Witness:
             self._look_from_afar()
         with rolltape.Tape(self._place, mode="auto") as tape:
             unfinished = self._storage.unfinished(0)
-            assert [*unfinished.stale, unfinished.live] == [0], "what a dead writer left is cleaned on opening"
+            assert [*unfinished.stale, unfinished.live] == [0], "what dead writers left is cleaned on opening"
         assert not left_behind(self._storage), "what it had not brought to the store is there now"
         with rolltape.Tape(self._place, mode="replay") as tape:
             found = {(item.key.stage, item.key.step): self._check(tape, item) for item in tape.recordings()}

@@ -1,6 +1,6 @@
 """Rounds of the slow tests run one after the other, and `make soak` ends when its time is over.
 
-    from tests.slow.rounds import *     in the conftest.py of a folder that has such tests
+The conftest.py of a folder that has such tests imports all of this.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import rolltape
 from rolltape import Tape
 
 TRAINING = Path(__file__).with_name("training.py")
@@ -37,7 +38,8 @@ print(json.dumps([found.weights, found.logs]))
 
 def python(*arguments, cwd=None, **variables) -> subprocess.CompletedProcess:
     root = str(TRAINING.parents[2])
-    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), root])
+    package = str(Path(rolltape.__file__).parents[1])
+    path = os.pathsep.join([package, os.environ.get("PYTHONPATH", ""), root])
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True)
