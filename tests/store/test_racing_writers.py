@@ -133,6 +133,8 @@ def test_the_inputs_of_who_lost_do_not_stay_beside_the_result_of_who_won(
         past_the_proxy = {**os.environ, **s3_server.env()}
         subprocess.run([sys.executable, "-c", WINS, s3_url], env=past_the_proxy, check=True)
         s3_proxy.away = False
+    summary = tape.summary()
+    assert (summary.recorded, len(summary.lost)) == (1, 1), "the summary knows what was refused at the end"
     run = rolltape.open(s3_url)
     assert run.recording(rolltape.Key(step=1)).value() == {"of": ["theirs"]}
     inputs = run.recording(rolltape.Key(step=1, inputs=True))

@@ -320,6 +320,7 @@ class Dispatcher:
         if first:
             self.recorder.writer.close()
             left = self.storage.settle(seconds(DEADLINE))
+            self.recorder.note_refusals()  # the summary is to have them
             self.player.close()
             self.closed = True
             _open.discard(self)

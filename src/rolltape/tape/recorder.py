@@ -179,10 +179,14 @@ class Recorder:
         with self._lock:
             self._failures.append((name, error))
 
-    def raise_failure(self) -> None:
-        """Tell the caller, once, about what could not be recorded."""
+    def note_refusals(self) -> None:
+        """Count what was taken down here, and what the store has refused since."""
         for refused in self._storage.take_failures():
             self._refused(*refused)
+
+    def raise_failure(self) -> None:
+        """Tell the caller, once, about what could not be recorded."""
+        self.note_refusals()
         with self._lock:
             failures, self._failures = self._failures, []
         if not failures:
