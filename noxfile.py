@@ -39,6 +39,12 @@ TWO_AT_ONCE = ("-n", "2", "--dist", "worksteal")
 ROUND_BY_ROUND = ("-n", "2", "--dist", "load", "--maxschedchunk", "1")
 """For tests that have an order."""
 
+SOAKED_IN_A_STORE = tuple(
+    f"tests/store/{name}.py"
+    for name in ("test_kill_minus_nine_on_s3", "test_racing_writers", "test_bit_flips_on_s3")
+)
+"""What `make soak` repeats on a real S3 server."""
+
 REAL_TRAINER = "tests/verl/test_real_trainer.py"
 """As long as the rest of its stack: a session by itself, so that both can run at the same time."""
 
@@ -159,9 +165,10 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """The slow tests in many rounds: kills, flipped bits, full disks, forks, long runs, servers."""
+    """The slow tests in many rounds: kills, flipped bits, full disks, forks, long runs, servers, stores."""
     python = envs.find_python_or_own(MAIN_PYTHON)
     run_tests(session, "core", python, "tests/slow", *ROUND_BY_ROUND)
+    run_tests(session, "store", python, *SOAKED_IN_A_STORE, "-W", "default", *ROUND_BY_ROUND)
     run_tests(session, "serve", python, "tests/serve/test_serve_killed.py", "-W", "default")
 
 

@@ -7,7 +7,7 @@ finds the server by it, as a user would set it. Processes that the test starts i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,7 +15,7 @@ from tests.object_servers.azure import CONTAINER, AzureServer
 from tests.object_servers.fault_proxy import FaultProxy
 from tests.object_servers.s3 import BUCKET, S3Server
 
-__all__ = ["az_proxy", "az_server", "az_url", "s3_proxy", "s3_server", "s3_url"]
+__all__ = ["az_proxy", "az_server", "az_url", "fresh_machine", "s3_proxy", "s3_server", "s3_url"]
 
 
 @pytest.fixture(scope="session")
@@ -83,3 +83,28 @@ def forget_credentials(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     """What a developer exports for stores of their own must not reach a test."""
     for name in [name for name in os.environ if name.startswith(family)]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def fresh_machine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], dict[str, str]]:
+    """Makes what a machine has that knows nothing of a tape: a home of its own, and nothing that waits.
+
+    What it returns is for the environment of processes, beside the address of the store and its keys.
+    """
+
+    def make() -> dict[str, str]:
+        home = tmp_path_factory.mktemp("machine")
+        return {
+            "HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "ROLLTAPE_SPOOL": str(home / "spool"),
+        }  # fmt: skip
+
+    return make
+
+
+def objects(url: str) -> dict[str, str]:
+    """What is in the store at a place: names and ETags."""
+    import obstore
+    from obstore.store import from_url
+
+    store = from_url(url, client_options={"allow_http": True})
+    return {one["path"]: str(one["e_tag"]) for page in obstore.list(store) for one in page}

@@ -1,4 +1,4 @@
-"""A recording in memory that can be damaged, and the question what a reader makes of it."""
+"""A recording that can be damaged, in memory or in a store, and the question what a reader makes of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import resource
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -37,21 +37,32 @@ class Memory:
     def stat(self, name: str) -> Stat:
         return Stat(name, len(self.data), "")
 
-    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        assert 0 <= offset <= len(self.data)
-        stop = len(self.data) if length is None else offset + length
-        assert stop <= len(self.data), "nobody may ask for more than there is"
-        return bytes(self.data[offset:stop])
+    def read_ranges(
+        self, name: str, spans: Sequence[tuple[int, int]], revision: str | None = None
+    ) -> list[memoryview]:
+        for offset, length in spans:
+            assert 0 <= offset <= offset + length <= len(self.data), "nobody may ask for more than there is"
+        return [memoryview(bytes(self.data[offset : offset + length])) for offset, length in spans]
+
+    def read_end(self, name: str, length: int, whole: int = 0) -> tuple[Stat, bytes]:
+        size = len(self.data)
+        wanted = size if size <= max(whole, length) else length
+        return self.stat(name), bytes(self.data[size - wanted :])
 
 
 class Patient:
-    """One recorded value: its bytes, and what reading damaged ones gives."""
+    """One recorded value: its bytes, and what reading damaged ones gives.
 
-    def __init__(self, value: Any) -> None:
+    ``keep`` puts the bytes of a recording where they are read from, in the place of those before them.
+    """
+
+    def __init__(self, value: Any, keep: Callable[[bytearray], Any] = Memory) -> None:
         self.value = value
+        self._keep = keep
         about = {name: getattr(KEY, name) for name in FIELDS}
         self.data = b"".join(bytes(piece) for piece in encode(pack(dismantle(value)), **about))
         self.outcomes: Counter[str] = Counter()
+        self.location = keep(bytearray(self.data)).location
         self._whole = digest(self.read(self.data))
         assert self._whole == digest(value)
 
@@ -75,7 +86,7 @@ class Patient:
         return self.recording(data).value()
 
     def recording(self, data: bytes | bytearray) -> rolltape.Recording:
-        return rolltape.Recording(Memory(bytearray(data)), KEY)  # type: ignore[arg-type]
+        return rolltape.Recording(self._keep(bytearray(data)), KEY)
 
     def part(self, name: str, samples: slice) -> Callable[[bytes | bytearray], Any]:
         """A reader of some samples of one column."""
@@ -108,7 +119,7 @@ class Patient:
         try:
             found = digest(read(data))
         except DETECTED as error:
-            if error.where != f"/memory/{KEY.path}":
+            if error.where != f"{self.location}/{KEY.path}":
                 raise AssertionError(f"{what}: the error does not name the file") from error
             self.outcomes["detected"] += 1
             return True

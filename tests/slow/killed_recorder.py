@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,10 @@ def metrics(seed: int, step: int, number: int) -> dict[str, float]:
 
 
 def record(directory: str, seed: int, number: int, marks: int) -> None:
-    """Record pass after pass over the same steps; what it marks as kept is on disk."""
+    """Record pass after pass over the same steps; what it marks as kept is on disk.
+
+    For a tape in an object store, on the disk of this machine at least, where the next recorder finds it.
+    """
     while True:
         with rolltape.Tape(directory, **MODES[number % len(MODES)], background=number % 4 != 3) as tape:
 
@@ -103,7 +107,7 @@ def kill_one(directory: str, seed: str, number: str, marks: str, delay: str) -> 
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        signal.alarm(60)  # ends a recorder that hangs; the answer then says that it was not killed
+        signal.alarm(120)  # ends a recorder that hangs; the answer then says that it was not killed
         record(directory, int(seed), int(number), writing)
     os.close(writing)
     with os.fdopen(reading) as pipe:
@@ -119,7 +123,12 @@ def kill_one(directory: str, seed: str, number: str, marks: str, delay: str) -> 
 
 
 def warm_up() -> None:
-    """Load what a recorder loads when it first records and reads: or each of them would, after the fork."""
+    """Load what a recorder loads when it first records and reads: or each of them would, after the fork.
+
+    No store is asked: its client must not have been used when a process forks.
+    """
+    with suppress(ImportError):
+        import obstore.store  # noqa: F401
     with tempfile.TemporaryDirectory() as folder:
         with rolltape.Tape(f"{folder}/tape", mode="record", background=False) as tape, tape.step(0):
             tape.stage("rollout", inputs=True)(rollout)(0, 0, 0)

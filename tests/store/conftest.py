@@ -3,6 +3,7 @@
 import pytest
 
 from tests.object_servers.fixtures import *  # noqa: F403
+from tests.slow.rounds import *  # noqa: F403
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ if why_not("trl") is None:
     )
     import pytest
 
+    from tests.object_servers.fixtures import *  # noqa: F403
     from tests.trl import models
 
     @pytest.fixture(scope="session")

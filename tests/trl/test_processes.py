@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import rolltape
 from rolltape import Tape
 
 TRAINING = Path(__file__).with_name("training.py")
@@ -22,22 +23,25 @@ LAUNCHERS = {
 }  # fmt: skip
 
 
-def python(*arguments, **variables) -> subprocess.CompletedProcess:
+def python(*arguments, cwd=None, **variables) -> subprocess.CompletedProcess:
     root = str(TRAINING.parents[2])
-    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), root])
+    package = str(Path(rolltape.__file__).parents[1])
+    path = os.pathsep.join([package, os.environ.get("PYTHONPATH", ""), root])
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
-    done = subprocess.run([sys.executable, *map(str, arguments)], env=env, capture_output=True, text=True)
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return done
 
 
-def train_on_two(launcher, model, folder, tape, mode, port) -> list[dict]:
+def train_on_two(launcher, model, folder, tape, mode, port, max_steps=8, **variables) -> list[dict]:
     folder.mkdir()
     options = {
         "model": model, "folder": str(folder), "tape": str(tape), "mode": mode, "num_generations": 4,
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_iterations": 2,
+        "max_steps": max_steps,
     }  # fmt: skip
-    python(*LAUNCHERS[launcher], port, TRAINING, json.dumps(options))
+    python(*LAUNCHERS[launcher], port, TRAINING, json.dumps(options), cwd=folder, **variables)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 

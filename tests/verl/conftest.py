@@ -15,6 +15,8 @@ if why_not("verl") is None:
     import pytest
     from omegaconf import OmegaConf
 
+    from tests.object_servers.fixtures import *  # noqa: F403
+
     @pytest.fixture(autouse=True)
     def no_tape_left_open(monkeypatch):
         """Each test opts in for itself."""

@@ -1,6 +1,6 @@
 """verl's real trainers, three steps of GRPO on CPU: recorded once, replayed without generating anything.
 
-Slow: eight runs of about a minute each. V0 is the trainer that passes batches, V1 the one that goes through
+Slow: ten runs of about a minute each. V0 is the trainer that passes batches, V1 the one that goes through
 TransferQueue.
 """
 
@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import rolltape
 from rolltape import Tape
+from tests.object_servers.fixtures import objects
 from tests.verl.cpu import trainer
 
 SEQUENCES = trainer.STEPS * 4 * 4 + 4
@@ -93,6 +95,25 @@ def test_rewards_computed_again_by_the_same_function_are_the_same(recorded):
     }  # fmt: skip
     name = f"{'v1' if recorded.v1 else 'v0'}-scored-again"
     same_run(trainer.run(recorded.work, name, v1=recorded.v1, env=env), recorded.run)
+
+
+def test_two_ranks_record_to_s3_and_a_fresh_machine_replays_with_the_url_alone(work, s3_url, fresh_machine):
+    """Training workers and engines are processes of Ray; the keys reach them as they reach the trainer."""
+    runs = {}
+    for mode in ("record", "replay"):
+        machine = fresh_machine()
+        env = machine | {"ROLLTAPE_MODE": mode, "ROLLTAPE_DIR": s3_url, "ROLLTAPE_VERL_VAL": "1"}
+        runs[mode] = trainer.run(work, f"store-{mode}", v1=False, env=env, steps=2, ranks=2)
+        if mode == "record":
+            up = objects(s3_url)
+            found = [(at.key.split, at.key.step, at.samples) for at in rolltape.open(s3_url).recordings()]
+            assert found == [("train", 1, 16), ("train", 2, 16), ("val", 2, 4)]
+    recorded = runs["record"]
+    assert recorded.generated == 2 * 4 * 4 + 4
+    assert len(recorded.weights) == 2 * len(set(recorded.weights)) == 2 * 3, "each rank fills an engine"
+    same_run(runs["replay"], recorded)
+    assert objects(s3_url) == up, "a replay leaves the store as it was"
+    assert not Path(machine["ROLLTAPE_SPOOL"]).exists(), "and has nothing to wait for it"
 
 
 def same_run(replayed, recorded):

@@ -339,6 +339,7 @@ class Dispatcher:
             self.recorder.writer.close()
             left = self.storage.settle(seconds(DEADLINE))
             self.recorder.complete()
+            self.recorder.note_refusals()  # the summary is to have them
             self.player.close()
             self.closed = True
             _open.discard(self)

@@ -207,10 +207,14 @@ class Recorder:
         with self._lock:
             self._failures.append((name, error))
 
-    def raise_failure(self) -> None:
-        """Tell the caller, once, about what could not be recorded."""
+    def note_refusals(self) -> None:
+        """Count what was taken down here, and what the store has refused since."""
         for refused in self._storage.take_failures():
             self._refused(*refused)
+
+    def raise_failure(self) -> None:
+        """Tell the caller, once, about what could not be recorded."""
+        self.note_refusals()
         with self._lock:
             failures, self._failures = self._failures, []
         if not failures:
@@ -245,6 +249,8 @@ class Recorder:
                     self._arriving = [one for one in self._arriving if one[0] != key]
                 with suppress(RolltapeError):
                     self._committer.lost(key, self._run or self._tape, self._since)
+            if (key := Key.parse(name)) is not None and not key.inputs:
+                self._withdraw_inputs(key)
             self._tally.add(recorded=-1)
             self.failed(name, error)
         elif self._settings.on_error is OnError.WARN:
@@ -280,7 +286,7 @@ class Recorder:
         try:
             written += self._storage.publish(key.path, encode(packed, **about), replace=replacing)
         except StepExistsError as error:
-            self._withdraw_inputs(key, about)
+            self._withdraw_inputs(key)
             if key.is_shard:
                 with suppress(RolltapeError):  # then the step is not complete, and that is told
                     self._committer.lost(key, about["run"], self._since)
@@ -324,12 +330,12 @@ class Recorder:
             self._storage.delete(name)
         return 0
 
-    def _withdraw_inputs(self, key: Key, about: Mapping[str, Any]) -> None:
+    def _withdraw_inputs(self, key: Key) -> None:
         """After a lost race, do not leave our inputs beside the winner's result."""
         inputs = replace(key, inputs=True)
         with suppress(RolltapeError):  # there may be none
-            theirs = Recording(self._storage, key).about.inputs
-            if theirs != about.get("inputs") == Recording(self._storage, inputs).about.inputs:
+            theirs, there = Recording(self._storage, key).about, Recording(self._storage, inputs).about
+            if there.writer == self._writer_name and there.inputs != theirs.inputs:
                 self._storage.delete(inputs.path)
 
     def _drop_older_calls(self, key: Key) -> None:

@@ -28,7 +28,7 @@ class Finished:
     """A hash over all weights, each time the engine got them."""
 
 
-def run(work, name, *overrides, v1, env=None, command=(), steps=STEPS):
+def run(work, name, *overrides, v1, env=None, command=(), steps=STEPS, ranks=1):
     """Run the trainer in `work`/`name`; `command` goes before it, as in `rolltape run ... --`."""
     folder = Path(work) / name
     folder.mkdir(parents=True)
@@ -46,7 +46,7 @@ def run(work, name, *overrides, v1, env=None, command=(), steps=STEPS):
         sys.executable,
         "-m",
         "verl.trainer.main_ppo",
-        *settings(Path(work), folder, v1, steps),
+        *settings(Path(work), folder, v1, steps, ranks),
         *overrides,
     ]
     done = subprocess.run(
@@ -72,11 +72,13 @@ def _exact(metrics):
     }
 
 
-def settings(work, folder, v1, steps):
-    """The trainer's configuration: tiny, fp32, one process for each part."""
+def settings(work, folder, v1, steps, ranks):
+    """The trainer's configuration: tiny, fp32; of training workers and of engines one for each rank."""
+    samples = 4 * 4 // ranks
     groups = {
         "trainer": {
-            "use_v1": v1, "device": "cpu", "nnodes": 1, "n_gpus_per_node": 1, "logger": "[console,file]",
+            "use_v1": v1, "device": "cpu", "nnodes": 1, "n_gpus_per_node": ranks,
+            "logger": "[console,file]",
             "project_name": "tapes", "experiment_name": "cpu", "total_epochs": 1,
             "total_training_steps": steps,
             "save_freq": -1, "test_freq": steps, "val_before_train": False, "resume_mode": "disable",
@@ -84,7 +86,7 @@ def settings(work, folder, v1, steps):
         },
         "ray_kwargs.ray_init": {"num_cpus": 8},
         "+ray_kwargs.ray_init": {
-            "num_gpus": 1, "include_dashboard": False, "object_store_memory": 200_000_000,
+            "num_gpus": ranks, "include_dashboard": False, "object_store_memory": 200_000_000,
         },
         "transfer_queue.backend.SimpleStorage": {"num_data_storage_units": 1},
         "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
@@ -99,13 +101,13 @@ def settings(work, folder, v1, steps):
         "+actor_rollout_ref.model.override_config": {"attn_implementation": "sdpa"},
         "actor_rollout_ref.actor": {
             "strategy": "fsdp2", "optim.lr": 1e-3, "ppo_mini_batch_size": 4,
-            "ppo_micro_batch_size_per_gpu": 16,
+            "ppo_micro_batch_size_per_gpu": samples,
             "use_kl_loss": False, "use_torch_compile": False, "fsdp_config.use_torch_compile": False,
             "fsdp_config.model_dtype": "fp32", "fsdp_config.dtype": "float32",
         },
         "actor_rollout_ref.rollout": {
-            "name": "tiny", "n": 4, "tensor_model_parallel_size": 1, "n_gpus_per_node": 1,
-            "log_prob_micro_batch_size_per_gpu": 16, "calculate_log_probs": True, "agent.num_workers": 1,
+            "name": "tiny", "n": 4, "tensor_model_parallel_size": 1, "n_gpus_per_node": ranks,
+            "log_prob_micro_batch_size_per_gpu": samples, "calculate_log_probs": True, "agent.num_workers": 1,
         },
         "reward": {"num_workers": 1, "custom_reward_function.path": HERE / "reward.py"},
         "hydra": {"run.dir": folder / "hydra"},
