@@ -37,9 +37,9 @@ def findings(directory: str | Path) -> list[Any]:
 
 def record_random(directory: str | Path, seed: int) -> None:
     """A tape with several splits, stages, calls, named calls, ranks, inputs and schemas."""
-    draw = random.Random(seed)
-    ranks = draw.choice([1, 1, 2])
+    ranks = random.Random(seed).choice([1, 1, 2])
     for rank in range(ranks):
+        draw = random.Random(seed + 1)  # the ranks of a run make the same calls
         with rolltape.Tape(directory, mode="record", rank=rank, world_size=ranks) as tape:
             stages = {
                 "rollout": tape.stage("rollout", inputs=draw.random() < 0.5)(lambda step: batch_of(step)),

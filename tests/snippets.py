@@ -76,6 +76,7 @@ NETWORK = (
 SERVES = "it serves pages until it is interrupted; tests/viewer drives the same command in a browser"
 SERVE = "it serves until it is interrupted, and needs an engine; tests/serve runs the same command"
 VERL = "it needs verl, and the … are the reader's own options; tests/verl runs verl's real trainer under it"
+BUCKET = "it needs a bucket; tests/store does the same on a real S3 server"
 ENGINE = "it needs a server or a GPU with a large model; tests/engines runs the same calls on small ones"
 
 NOT_RUN: dict[tuple[str, str], str] = {
@@ -89,13 +90,17 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("README.md", "rolltape view"): SERVES,
     ("docs/ci.md", "jobs:"): "a workflow of GitHub; its commands are those of the recipe, which a test runs",
     ("docs/cli.md", "rolltape view runs/base"): SERVES,
-    (
-        "docs/cli.md",
-        "rolltape check runs/base && aws",
-    ): "it copies to a bucket; `rolltape check` runs elsewhere",
+    ("docs/cli.md", "rolltape check runs/base && rolltape push"): BUCKET,
+    ("docs/cli.md", "rolltape push"): BUCKET,
+    ("docs/cli.md", "rolltape pull"): BUCKET,
+    ("docs/cli.md", "rolltape sync"): BUCKET,
     ("docs/cli.md", "rolltape run --mode record"): VERL,
     ("docs/cli.md", "rolltape run --mode replay"): VERL,
     ("docs/cli.md", "rolltape serve"): SERVE,
+    (
+        "docs/compact.md",
+        "SELECT avg(reward)",
+    ): "what is younger than a minute is in no segment; tests/interop/test_segments_are_read_elsewhere.py",
     ("docs/engines-servers.md", "from rolltape.engines import SamplingParams, VLLMEngine"): ENGINE,
     (
         "docs/engines-servers.md",
@@ -118,6 +123,9 @@ NOT_RUN: dict[tuple[str, str], str] = {
         "docs/slime.md",
         "rolltape run",
     ): "it needs slime; tests/test_slime_functions.py calls the same function",
+    ("docs/stores.md", "pip install"): NETWORK,
+    ("docs/stores.md", "rolltape run"): BUCKET,
+    ("docs/stores.md", "rolltape ls"): BUCKET,
     ("docs/trl.md", "pip install"): NETWORK,
     ("docs/trl.md", "import rolltape"): "it needs TRL and a model; tests/trl/test_replay.py does the same",
     ("docs/trl.md", "from rolltape.integrations.trl import install"): "it needs TRL; tests/trl/test_vllm.py",

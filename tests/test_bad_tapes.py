@@ -183,9 +183,9 @@ def test_a_tape_json_with_the_wrong_kinds(tape_dir: Path, change: dict[str, Any]
 
 def test_a_newer_tape(tape_dir: Path) -> None:
     node = json.loads((tape_dir / "tape.json").read_text())
-    (tape_dir / "tape.json").write_text(json.dumps({"format": 2, "producer": "rolltape 9.9", "new": node}))
+    (tape_dir / "tape.json").write_text(json.dumps({"format": 3, "producer": "rolltape 9.9", "new": node}))
     for mode in ("replay", "auto"):
-        with pytest.raises(FormatVersionError, match="format 2; this Rolltape reads up to 1") as caught:
+        with pytest.raises(FormatVersionError, match="format 3; this Rolltape reads up to 2") as caught:
             rolltape.Tape(tape_dir, mode=mode)
         assert "rolltape 9.9" in str(caught.value)
         assert "pip install --upgrade rolltape" in str(caught.value)

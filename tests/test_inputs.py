@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 import rolltape
-from rolltape.errors import MismatchError, StageError, StepMissingError, UnsupportedValueError
+from rolltape.errors import (
+    MismatchError,
+    MisplacedFileError,
+    StageError,
+    StepMissingError,
+    UnsupportedValueError,
+)
 from tests.taping import failing, files, same
 
 INPUTS = "train/rollout/step_000000.in.parquet"
@@ -156,7 +162,7 @@ def test_inputs_of_another_recording_are_not_taken_for_these(tmp_path: Path) -> 
     for name, prompts in (("a", PROMPTS), ("b", ["other"])):
         call(tmp_path / name, "record", generate, prompts)
     (tmp_path / "a" / INPUTS).write_bytes((tmp_path / "b" / INPUTS).read_bytes())
-    with pytest.raises(MismatchError, match="a recording of another tape"):
+    with pytest.raises(MisplacedFileError, match="a recording of another tape"):
         call(tmp_path / "a", "replay", generate, ["other"])
 
 

@@ -78,6 +78,6 @@ def test_the_fixture_has_every_layout_and_is_small(tape: rolltape.Tape) -> None:
 def test_a_tape_of_a_newer_format_says_so(tmp_path: Path) -> None:
     copy = shutil.copytree(TAPE, tmp_path / "tape")
     manifest = copy / "tape.json"
-    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(rolltape.FormatVersionError, match="format 2; this Rolltape reads up to 1"):
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 3'))
+    with pytest.raises(rolltape.FormatVersionError, match="format 3; this Rolltape reads up to 2"):
         rolltape.Tape(copy, mode="replay")

@@ -319,7 +319,11 @@ def test_prune_max_keep_and_repair_take_the_commit_first(
 ) -> None:
     gone: list[str] = []
     delete = LocalStorage.delete
+    delete_all = LocalStorage.delete_all
     monkeypatch.setattr(LocalStorage, "delete", lambda self, name: (gone.append(name), delete(self, name))[1])
+    monkeypatch.setattr(
+        LocalStorage, "delete_all", lambda self, names: (gone.extend(names), delete_all(self, names))[1]
+    )
     for rank in (0, 1):
         record(tmp_path / "t", range(5), rank=rank, world_size=2, max_keep=4)
     record(tmp_path / "t", [5], rank=0, world_size=2)

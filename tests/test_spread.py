@@ -115,5 +115,5 @@ def test_reading_and_writing_say_what_to_install(monkeypatch, tapes):
     monkeypatch.setitem(sys.modules, "ray.data", None)
     with pytest.raises(rolltape.MissingDependencyError, match="ray"):
         rolltape.ray.read(tapes / "base")
-    with pytest.raises(rolltape.MissingDependencyError, match=r"rolltape\[ray\]"):
+    with pytest.raises(rolltape.MissingDependencyError, match=r"rolltape\[ray-data\]"):
         rolltape.ray.write(None, tapes / "new")

@@ -102,6 +102,8 @@ class Dispatcher:
         self._states: dict[str, Key] = {}
         """The recording of the stage `state` that each split was given last."""
         self._strides: dict[tuple[str, str], tuple[int, int]] = {}
+        self._not_there: dict[Key, None] = {}
+        """Calls that were looked for ahead and not found, the latest of them."""
         self.blocks = Blocks()
         self.calls_made = CallsMade(self.storage, self.settings, self.blocks, self.player, self.recorder)
         self._lock = threading.Lock()
@@ -445,23 +447,37 @@ class Dispatcher:
 
     def _following(self, call: Call, stride: int) -> Iterator[Key]:
         """What will probably be asked for: the next calls of the step, then those of the next steps."""
-        key, decision = call.key, call.decision
+        key, replays = call.key, call.decision.action is Action.REPLAY
         while True:
             again = replace(key, call=int(key.call) + 1)
-            if decision.action is Action.REPLAY and self._is_there(again):
+            if replays and self._is_there(again):
                 key = again
                 yield key
                 continue
             if key.step + stride > MAX_STEP:
                 return
-            key = replace(key, step=key.step + stride, call=0)
-            decision = self.decide(key)
-            if decision.source is None:
-                return
-            yield replace(key, step=decision.source)
+            key = source = replace(key, step=key.step + stride, call=0)
+            replays = self.player.is_read_ahead(key)
+            if not replays:
+                decision = self.decide(key)
+                if decision.source is None:
+                    return
+                replays = decision.action is Action.REPLAY
+                source = replace(key, step=decision.source)
+            yield source
 
     def _is_there(self, key: Key) -> bool:
-        return self.player.is_read_ahead(key) or self.recorder.step_index.holds(key)
+        """Whether a further call was recorded; looked for once, since that is asked again and again."""
+        if self.player.is_read_ahead(key):
+            return True
+        if key in self._not_there:
+            return False
+        if self.recorder.step_index.holds(key):
+            return True
+        self._not_there[key] = None
+        if len(self._not_there) > 256:
+            del self._not_there[next(iter(self._not_there))]
+        return False
 
     def _has_writer(self) -> bool:
         """Whether another tape of this very program still writes here, and may not have written all."""

@@ -80,7 +80,9 @@ class Recorder:
         self.writer = Writer(
             background=settings.background, max_pending_bytes=settings.max_pending_bytes, fail=self.failed
         )
-        self.step_index = StepIndex(storage, self.writer, reshard=settings.reshard)
+        self.step_index = StepIndex(
+            storage, self.writer, reshard=settings.reshard, plays=settings.mode is not Mode.RECORD
+        )
         self._retention = Retention(storage, settings, self.step_index.remove)
         self._steps: dict[tuple[str, str], tuple[int, int | None]] = {}
         """The last step of each stage that was recorded, and the one before."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from rolltape.codec.header import About
-from rolltape.errors import RolltapeError
+from rolltape.errors import KeyNameError, RolltapeError
 from rolltape.fingerprint import Part
 from rolltape.key import Key
 from rolltape.policy import Action
@@ -142,13 +143,12 @@ class CallsMade:
         if self._level is not MatchLevel.ERROR:
             return
         for stage, number in scope.replayed.items():
-            after = self._key(scope, stage, number)
-            if not self._recorder.step_index.holds(after) or after in self._recorder.recorded:
-                continue
-            missing = [after]
-            while self._recorder.step_index.holds(after := self._key(scope, stage, number + len(missing))):
+            missing: list[Key] = []
+            while (after := self._key(scope, stage, number + len(missing))) is not None:
+                if not self._recorder.step_index.holds(after) or after in self._recorder.recorded:
+                    break
                 missing.append(after)
-            if not any(about is None or about.outlived for about in map(self._about, missing)):
+            if missing and not any(about is None or about.outlived for about in map(self._about, missing)):
                 Shortfall(tuple(missing), number).refuse(self._storage.location)
 
     def at_close(self, never_played: Iterable[str]) -> None:
@@ -252,12 +252,15 @@ class CallsMade:
         except RolltapeError:  # nobody asked for it; whoever does is told
             return None
 
-    def _key(self, scope: Scope, stage: str, number: int) -> Key:
+    def _key(self, scope: Scope, stage: str, number: int) -> Key | None:
+        """The key of a call; None where its name would be too long for one to be recorded."""
         rank, world_size = self._shard
-        return Key(
-            split=scope.split, stage=stage, step=scope.step, call=scope.named(number),
-            rank=rank, world_size=world_size,
-        )  # fmt: skip
+        with suppress(KeyNameError):
+            return Key(
+                split=scope.split, stage=stage, step=scope.step, call=scope.named(number),
+                rank=rank, world_size=world_size,
+            )  # fmt: skip
+        return None
 
 
 def _place(key: Key) -> Place:

@@ -24,6 +24,8 @@ from rolltape.tape.current_run import other_run
 from rolltape.tape.shards import Shortfall, judged, named, shortfall_of
 from rolltape.tape.writer import Writer
 
+_MOST_SEEN = 64
+
 _Series: TypeAlias = "tuple[int | str, int, int]"
 """Recordings that stand in for one another: the same call of the same shard."""
 
@@ -31,15 +33,19 @@ _Series: TypeAlias = "tuple[int | str, int, int]"
 class StepIndex:
     """Knows which steps are recorded; what is waiting to be written counts as recorded."""
 
-    def __init__(self, storage: Storage, writer: Writer, *, reshard: bool = False) -> None:
+    def __init__(
+        self, storage: Storage, writer: Writer, *, reshard: bool = False, plays: bool = True
+    ) -> None:
+        """``plays``: whether what is there will be read; who only records need not know what it is."""
         self._storage = storage
         self._writer = writer
         self._is_others = other_run(storage)
         self._reshard = reshard
+        self._plays = plays
         """Whether what another number of ranks recorded counts."""
         self._listed: dict[tuple[str, str], dict[_Series, list[int]]] = {}
-        self._seen: dict[tuple[str, str], Stat | None] = {}
-        """What was seen of each stage when it was last asked whether a recording is there."""
+        self._seen: dict[str, Stat] = {}
+        """The files that were there when they were last asked for, the latest of them."""
         self._mine: set[Key] = set()
         """The shards that this process has written: the others will follow."""
         self._short: dict[Key, Shortfall] = {}
@@ -67,21 +73,25 @@ class StepIndex:
         return worlds[0] if worlds else None
 
     def _holds(self, key: Key) -> bool:
-        self._seen.pop((key.split, key.stage), None)
+        self._seen.pop(key.path, None)
         if self._writer.is_pending(key.path) or key in self._mine:
             return True
         if key.is_shard and not self._storage.exists(key.commit):
             return self._holds_shard(key)
+        if not key.is_shard and not self._plays:
+            return self._storage.exists(key.path) and not (self._is_others and self._is_others(key))
         if not key.is_shard:
-            found = self._seen[key.split, key.stage] = self._storage.stat(key.path)
+            found = self._storage.stat(key.path)
             if found is None:
                 return False
+            self._seen[key.path] = found
+            if len(self._seen) > _MOST_SEEN:
+                self._seen = {key.path: found}
         return not (self._is_others and self._is_others(key))
 
     def seen(self, key: Key) -> Stat | None:
-        """The file as it was when it was just asked for; None if something else was asked for since."""
-        found = self._seen.pop((key.split, key.stage), None)
-        return found if found is not None and found.name == key.path else None
+        """The file as it was when it was just asked for; None if that is not known."""
+        return self._seen.pop(key.path, None)
 
     def short(self, key: Key) -> Shortfall | None:
         """Why a shard that is there did not count when it was last asked for."""

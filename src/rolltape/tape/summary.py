@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -48,7 +48,7 @@ class Summary:
     """What the replayed calls took when they were recorded, less the time it took to replay them."""
     seconds_waited: float = 0.0
     """How long the trainer waited for recordings to be read."""
-    seconds_open: float = 0.0
+    seconds_open: float = field(default=0.0, compare=False)
     """How long the tape was open."""
 
     def __str__(self) -> str:
