@@ -55,7 +55,8 @@ def test_a_replayed_step_costs_what_the_model_says(s3_url, s3_proxy, monkeypatch
     many = counted(s3_proxy, lambda: replayed(s3_url, range(13)))
     more = many - few
     wanted = times(scale_model.REPLAYED, 10 * len(STAGES))
-    assert {kind: more[kind] for kind in wanted} == wanted
+    for kind, count in wanted.items():  # whether the step after the last one is begun depends on the moment
+        assert abs(more[kind] - count) <= len(STAGES), kind
     assert more["PUT"] == more["LIST"] == 0
 
 

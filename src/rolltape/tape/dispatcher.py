@@ -102,8 +102,6 @@ class Dispatcher:
         self._states: dict[str, Key] = {}
         """The recording of the stage `state` that each split was given last."""
         self._strides: dict[tuple[str, str], tuple[int, int]] = {}
-        self._not_there: dict[Key, None] = {}
-        """Calls that were looked for ahead and not found, the latest of them."""
         self.blocks = Blocks()
         self.calls_made = CallsMade(self.storage, self.settings, self.blocks, self.player, self.recorder)
         self._lock = threading.Lock()
@@ -467,17 +465,7 @@ class Dispatcher:
             yield source
 
     def _is_there(self, key: Key) -> bool:
-        """Whether a further call was recorded; looked for once, since that is asked again and again."""
-        if self.player.is_read_ahead(key):
-            return True
-        if key in self._not_there:
-            return False
-        if self.recorder.step_index.holds(key):
-            return True
-        self._not_there[key] = None
-        if len(self._not_there) > 256:
-            del self._not_there[next(iter(self._not_there))]
-        return False
+        return self.player.is_read_ahead(key) or self.recorder.step_index.has_further(key)
 
     def _has_writer(self) -> bool:
         """Whether another tape of this very program still writes here, and may not have written all."""

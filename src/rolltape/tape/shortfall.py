@@ -145,7 +145,7 @@ class CallsMade:
         for stage, number in scope.replayed.items():
             missing: list[Key] = []
             while (after := self._key(scope, stage, number + len(missing))) is not None:
-                if not self._recorder.step_index.holds(after) or after in self._recorder.recorded:
+                if not self._recorder.step_index.has_further(after) or after in self._recorder.recorded:
                     break
                 missing.append(after)
             if missing and not any(about is None or about.outlived for about in map(self._about, missing)):

@@ -25,6 +25,7 @@ from rolltape.tape.shards import Shortfall, judged, named, shortfall_of
 from rolltape.tape.writer import Writer
 
 _MOST_SEEN = 64
+"""How many answers are kept: those of a few steps."""
 
 _Series: TypeAlias = "tuple[int | str, int, int]"
 """Recordings that stand in for one another: the same call of the same shard."""
@@ -46,6 +47,9 @@ class StepIndex:
         self._listed: dict[tuple[str, str], dict[_Series, list[int]]] = {}
         self._seen: dict[str, Stat] = {}
         """The files that were there when they were last asked for, the latest of them."""
+        self._looking = threading.Lock()
+        self._lacking: dict[Key, None] = {}
+        """Further calls that were looked for and not found, the latest of them."""
         self._mine: set[Key] = set()
         """The shards that this process has written: the others will follow."""
         self._short: dict[Key, Shortfall] = {}
@@ -89,6 +93,18 @@ class StepIndex:
                 self._seen = {key.path: found}
         return not (self._is_others and self._is_others(key))
 
+    def has_further(self, key: Key) -> bool:
+        """Whether a further call of a step was recorded. One that was not is looked for once only."""
+        with self._looking:  # who asks for the same at the same time waits for the answer
+            if key in self._lacking:
+                return False
+            found = self.holds(key)
+            if not found:
+                if len(self._lacking) >= _MOST_SEEN:
+                    self._lacking = {}
+                self._lacking[key] = None
+            return found
+
     def seen(self, key: Key) -> Stat | None:
         """The file as it was when it was just asked for; None if that is not known."""
         return self._seen.pop(key.path, None)
@@ -128,6 +144,7 @@ class StepIndex:
 
     def add(self, key: Key) -> None:
         """Note a recording that is about to be written."""
+        self._lacking.pop(key, None)
         if key.is_shard:
             self._mine.add(key)
             self._short.pop(key, None)
