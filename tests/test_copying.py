@@ -107,6 +107,17 @@ def test_what_was_copied_replays(tape, tmp_path):
     np.testing.assert_array_equal(got["responses"], rollout(step=2)["responses"])
 
 
+def test_a_compacted_tape_is_copied_as_plain_files_that_older_readers_read(tape, tmp_path):
+    assert run("push", tape, tmp_path / "plain").exit_code == 0
+    assert run("compact", tape, "--settled", "0", "--keep", "0").exit_code == 0
+    assert json.loads((tape / "tape.json").read_text())["format"] == 2
+    assert run("push", tape, tmp_path / "copy").exit_code == 0
+    assert json.loads((tmp_path / "copy/tape.json").read_text())["format"] == 1
+    assert run("check", tmp_path / "copy").exit_code == 0
+    assert run("diff", tmp_path / "plain", tmp_path / "copy").exit_code == 0
+    assert run("push", tape, tmp_path / "copy").exit_code == 0
+
+
 def test_a_first_copy_that_is_ended_anywhere_is_no_tape_and_is_gone_on_with(tape, tmp_path):
     writes = 0
     while True:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from rolltape.codec.file import RecordingFile
+from rolltape.codec.file import FORMAT, RecordingFile
 from rolltape.codec.header import About
 from rolltape.copying.file_roles import Role, role_of, step_of
 from rolltape.copying.merging import Merge, still_missing, whole_lines
@@ -113,7 +113,10 @@ class _Copy:
         """Now it is a tape."""
         plan = self._plan
         with suppress(StepExistsError):
-            plan.target.publish(NAME, [plan.source.read(NAME)], replace=False)
+            if plan.manifest.format == FORMAT:
+                plan.target.publish(NAME, [plan.source.read(NAME)], replace=False)
+            else:  # a copy has plain files only, which older readers may read
+                write_manifest(plan.target, plan.manifest)
         found = read_manifest(plan.target)
         if found is None or found.id != plan.manifest.id:
             raise self._raced()
