@@ -3,13 +3,14 @@
 #   make demo                  train a small language model, replay the training, change it, break it
 #   make test                  every test of every stack; ROLLTAPE_JOBS=1: one stack after the other
 #   make soak                  what `make test` samples (kills, flipped bits, full disks, forks, long runs; on S3 too) in many
-#                              rounds: MINUTES=20 ROUNDS=20 SEED=0; to have round 7 again: SEED=7 ROUNDS=1
+#                              rounds: MINUTES=20 ROUNDS=20 SEED=0; to have round 7 again: SEED=7 ROUNDS=1;
+#                              ONLY=store: of core, store and serve this one
 #   make fuzz                  changed recordings, metrics, gates and requests: EXAMPLES=20000 of each, and five times as
 #                              many dumps, from SEED=0 on
 #   make compat                every release of docs/compatibility.md, which it writes; ONLY="verl-0.6.1 trl": these
 #   make bench                 the benchmarks of the core; fails if a promise is not kept
-#   make bench ONLY=large      one part: large, small, arguments, growth, compact, verify, viewer, trl, generation, serve,
-#                              store; ROUNDS=11
+#   make bench ONLY=large      one part: large, small, replay, write, arguments, growth, compact, verify, viewer, trl,
+#                              generation, serve, store, ray_data, index; ROUNDS=11
 #   make test ONLY=core        one stack alone; ARGS="tests/test_steps.py -k parse" goes to pytest
 #   make lint                  ruff, mypy and import-linter
 #   make docs                  the documentation site, into site/
@@ -35,7 +36,7 @@ test:
 
 soak:
 	@ROLLTAPE_SOAK_ROUNDS=$(or $(ROUNDS),20) ROLLTAPE_SOAK_SEED=$(or $(SEED),0) ROLLTAPE_SOAK_MINUTES=$(MINUTES) \
-	$(NOX) -s soak
+	ROLLTAPE_SOAK_ONLY="$(ONLY)" $(NOX) -s soak
 
 fuzz:
 	@ROLLTAPE_FUZZ_EXAMPLES=$(or $(EXAMPLES),20000) ROLLTAPE_FUZZ_SEED=$(or $(SEED),0) $(NOX) -s fuzz

@@ -54,6 +54,7 @@ BENCH_STACKS = {
     "generation": "engines",
     "serve": "engines",
     "store": "store",
+    "ray_data": "store",
 }
 """The parts of the benchmarks that need another stack than `core`."""
 
@@ -167,9 +168,13 @@ def demo(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """The slow tests in many rounds: kills, flipped bits, full disks, forks, long runs, servers, stores."""
     python = envs.find_python_or_own(MAIN_PYTHON)
-    run_tests(session, "core", python, "tests/slow", *ROUND_BY_ROUND)
-    run_tests(session, "store", python, *SOAKED_IN_A_STORE, "-W", "default", *ROUND_BY_ROUND)
-    run_tests(session, "serve", python, "tests/serve/test_serve_killed.py", "-W", "default")
+    soaked = {
+        "core": ("tests/slow", *ROUND_BY_ROUND),
+        "store": (*SOAKED_IN_A_STORE, "-W", "default", *ROUND_BY_ROUND),
+        "serve": ("tests/serve/test_serve_killed.py", "-W", "default"),
+    }
+    for stack in os.environ.get("ROLLTAPE_SOAK_ONLY", "").split() or soaked:
+        run_tests(session, stack, python, *soaked[stack])
 
 
 @nox.session(name="compat")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.report import Part, as_json, console, show
 
-CORE = ("large", "small", "arguments", "growth", "compact", "verify")
+CORE = ("large", "small", "replay", "write", "arguments", "growth", "compact", "verify")
 """What runs unless one part is asked for; the others need the environments of their stacks."""
 
 
@@ -35,6 +35,18 @@ def small(folder: Path, rounds: int) -> Part:
 
     # Milliseconds each: in many rounds each format meets a quiet moment.
     return comparison.section("small", batches.SMALL, folder, 8 * rounds)
+
+
+def replay(folder: Path, rounds: int) -> Part:
+    from benchmarks import replay
+
+    return replay.section(folder, rounds)
+
+
+def write(folder: Path, rounds: int) -> Part:
+    from benchmarks import write
+
+    return write.section(folder, rounds)
 
 
 def arguments(folder: Path, rounds: int) -> Part:
@@ -53,6 +65,12 @@ def compact(folder: Path, rounds: int) -> Part:
     from benchmarks import compact
 
     return compact.section(folder, rounds)
+
+
+def index(folder: Path, rounds: int) -> Part:
+    from benchmarks import index
+
+    return index.section(folder, rounds)
 
 
 def verify(folder: Path, rounds: int) -> Part:
@@ -91,9 +109,31 @@ def store(folder: Path, rounds: int) -> Part:
     return store.section(folder, min(rounds, 5))
 
 
+def ray_data(folder: Path, rounds: int) -> Part:
+    from benchmarks import ray_data
+
+    return ray_data.section(folder, min(rounds, 5))
+
+
 PARTS: dict[str, Callable[[Path, int], Part]] = {
     part.__name__: part
-    for part in (large, small, arguments, growth, compact, verify, viewer, trl, generation, serve, store)
+    for part in (
+        large,
+        small,
+        replay,
+        write,
+        arguments,
+        growth,
+        compact,
+        index,
+        verify,
+        viewer,
+        trl,
+        generation,
+        serve,
+        store,
+        ray_data,
+    )
 }
 
 

@@ -31,7 +31,26 @@ class Shape:
 
 
 LARGE = Shape(prompts=128, per_prompt=8, prompt_width=1024, response_width=8192, mean_response=2000.0)
+WIDE = Shape(prompts=96, per_prompt=8, prompt_width=1024, response_width=6144, mean_response=1800.0)
+LONG = Shape(prompts=32, per_prompt=8, prompt_width=1024, response_width=131_072, mean_response=2000.0)
 SMALL = Shape(prompts=16, per_prompt=8, prompt_width=512, response_width=1024, mean_response=300.0)
+
+
+def drawn(seed: int) -> Shape:
+    """A shape that nobody has chosen, of 60 to 450 MB."""
+    rng = np.random.default_rng(seed)
+    while True:
+        width = int(rng.integers(512, 16_384))
+        shape = Shape(
+            prompts=int(rng.integers(8, 256)),
+            per_prompt=int(rng.choice([1, 4, 8, 16])),
+            prompt_width=int(rng.integers(64, 4096)),
+            response_width=width,
+            mean_response=float(width * rng.uniform(0.1, 0.6)),
+        )
+        dense = shape.samples * (32 * shape.prompt_width + 48 * width)
+        if 60e6 < dense < 450e6:
+            return shape
 
 
 def make(shape: Shape, seed: int = 0) -> dict[str, object]:
@@ -40,13 +59,10 @@ def make(shape: Shape, seed: int = 0) -> dict[str, object]:
     n = shape.samples
     prompt_lengths = np.repeat(_lengths(rng, shape.prompts, 220.0, shape.prompt_width), shape.per_prompt)
     response_lengths = _lengths(rng, n, shape.mean_response, shape.response_width)
-    width = shape.prompt_width + shape.response_width
 
     prompts = np.full((n, shape.prompt_width), PAD, np.int64)
     responses = np.full((n, shape.response_width), PAD, np.int64)
-    attention_mask = np.zeros((n, width), np.int64)
     log_probs = np.zeros((n, shape.response_width), np.float32)
-    scores = np.zeros((n, shape.response_width), np.float32)
     rewards = rng.integers(0, 2, n).astype(np.float32)
     for i, (p, r) in enumerate(zip(prompt_lengths, response_lengths, strict=True)):
         if i % shape.per_prompt:
@@ -54,22 +70,81 @@ def make(shape: Shape, seed: int = 0) -> dict[str, object]:
         else:
             prompts[i, shape.prompt_width - p :] = _tokens(rng, p)
         responses[i, :r] = _tokens(rng, r)
-        attention_mask[i, shape.prompt_width - p : shape.prompt_width + r] = 1
         log_probs[i, :r] = _log_probs(rng, r)
-        scores[i, r - 1] = rewards[i]
-    position_ids = np.clip(np.cumsum(attention_mask, axis=1) - 1, 0, None)
+    lengths = prompt_lengths, response_lengths
+    return _tensors(prompts, responses, lengths, log_probs, rewards) | _fields(rng, shape)
 
+
+def tight(batch: dict[str, object]) -> dict[str, object]:
+    """As many samples with the same tokens, laid out anew so that no response is padded."""
+    arrays = {name: value.numpy() for name, value in batch.items() if isinstance(value, torch.Tensor)}
+    inside = arrays["response_mask"] != 0
+    n, tokens = len(inside), int(inside.sum())
+    width = tokens // n
+    responses, log_probs = (
+        arrays[name][inside][: n * width].reshape(n, width) for name in ("responses", "rollout_log_probs")
+    )
+    prompt_width = arrays["prompts"].shape[1]
+    prompt_lengths = arrays["attention_mask"][:, :prompt_width].sum(axis=1)
+    rewards = arrays["rm_scores"].sum(axis=1)
+    lengths = prompt_lengths, np.full(n, width)
+    others = {name: value for name, value in batch.items() if not isinstance(value, torch.Tensor)}
+    return _tensors(arrays["prompts"], responses, lengths, log_probs, rewards) | others
+
+
+def _tensors(
+    prompts: np.ndarray,
+    responses: np.ndarray,
+    lengths: tuple[np.ndarray, np.ndarray],
+    log_probs: np.ndarray,
+    rewards: np.ndarray,
+) -> dict[str, object]:
+    """The tensors of a batch, from its tokens."""
+    (n, prompt_width), width = prompts.shape, prompts.shape[1] + responses.shape[1]
+    attention_mask = np.zeros((n, width), np.int64)
+    scores = np.zeros(responses.shape, np.float32)
+    for i, (p, r) in enumerate(zip(*lengths, strict=True)):
+        attention_mask[i, prompt_width - p : prompt_width + r] = 1
+        scores[i, r - 1] = rewards[i]
     tensors = {
         "prompts": prompts,
         "responses": responses,
         "input_ids": np.concatenate([prompts, responses], axis=1),
         "attention_mask": attention_mask,
-        "position_ids": position_ids,
-        "response_mask": attention_mask[:, shape.prompt_width :].copy(),
+        "position_ids": np.clip(np.cumsum(attention_mask, axis=1) - 1, 0, None),
+        "response_mask": attention_mask[:, prompt_width:].copy(),
         "rollout_log_probs": log_probs,
         "rm_scores": scores,
     }
-    return {name: torch.from_numpy(array) for name, array in tensors.items()} | _fields(rng, shape)
+    return {name: torch.from_numpy(array) for name, array in tensors.items()}
+
+
+def trimmed(batch: dict[str, object], prompt_width: int) -> dict[str, object]:
+    """The same tokens in rows that are no longer than the longest response."""
+    mask = batch["response_mask"]
+    assert isinstance(mask, torch.Tensor)
+    longest = int(mask.sum(1).max())
+    ends = {
+        "responses": longest,
+        "response_mask": longest,
+        "rollout_log_probs": longest,
+        "rm_scores": longest,
+    }
+    return {
+        name: value[:, : ends.get(name, prompt_width + longest)].clone()
+        if isinstance(value, torch.Tensor) and name != "prompts"
+        else value
+        for name, value in batch.items()
+    }
+
+
+def zero_padded(batch: dict[str, object]) -> dict[str, object]:
+    """The same batch with zeros wherever there is no token."""
+    tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+    mask, inside = tensors["attention_mask"], tensors["response_mask"]
+    before = mask[:, : tensors["prompts"].shape[1]]
+    masks = {"input_ids": mask, "position_ids": mask, "responses": inside, "prompts": before}
+    return batch | {name: tensors[name] * kept for name, kept in masks.items()}
 
 
 def dense_bytes(batch: dict[str, object]) -> int:

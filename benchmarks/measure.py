@@ -32,7 +32,7 @@ def interleaved(
     """Write and read the batch in every format, round after round; also the limit, a plain memset."""
     ways = [make(folder / make.name) for make in formats.ALL]
     taken = {way.name: Samples() for way in ways}
-    memset: list[float] = []
+    filled: list[float] = []
     for number in range(rounds + 1):
         for way in ways:
             gc.collect()
@@ -50,8 +50,8 @@ def interleaved(
                 taken[way.name].read.append(read)
             del back
         gc.collect()
-        memset.append(_memset(batch))
-    return taken, {way.name: way.size() for way in ways}, memset[1:]
+        filled.append(memset(batch))
+    return taken, {way.name: way.size() for way in ways}, filled[1:]
 
 
 def check_equal(batch: formats.Batch, back: formats.Batch) -> None:
@@ -93,7 +93,8 @@ def _status(field_name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def _memset(batch: formats.Batch) -> float:
+def memset(batch: formats.Batch) -> float:
+    """Seconds that it takes to fill as much fresh memory."""
     sizes = [value.nbytes for value in batch.values() if isinstance(value, torch.Tensor)]
     started = time.perf_counter()
     kept = []

@@ -39,14 +39,37 @@ PROMISES = (
     Promise("small", "smaller than pickle", ">=", 25, "README.md"),
     Promise("small", "trainer waits, share of pickle's write", "<=", 1.0, "README.md"),
     Promise("small", "read, times faster than pickle", ">=", 1 / 1.5, "README.md"),
+    Promise("write", "large: smaller than pickle", ">=", 45, "docs/format.md"),
+    Promise("write", "large: times faster than pickle", ">=", 2.5, "docs/format.md"),
+    Promise("write", "large: times faster than torch.save", ">=", 1.8, "docs/format.md"),
+    Promise("write", "large: trainer waits, share of pickle's write", "<=", 0.2, "docs/format.md"),
+    Promise("write", "large: extra memory, in batches", "<=", 0.5, "docs/format.md"),
+    Promise("write", "wide: times faster than pickle", ">=", 2.5, "docs/format.md"),
+    Promise("write", "wide: times faster than torch.save", ">=", 1.8, "docs/format.md"),
+    Promise("write", "wide: trainer waits, share of pickle's write", "<=", 0.2, "docs/format.md"),
+    Promise("write", "wide: extra memory, in batches", "<=", 0.5, "docs/format.md"),
+    Promise("write", "drawn: times faster than pickle", ">=", 2.5, "docs/format.md"),
+    Promise("write", "drawn: times faster than torch.save", ">=", 1.8, "docs/format.md"),
+    Promise("write", "drawn: trainer waits, share of pickle's write", "<=", 0.2, "docs/format.md"),
+    Promise("write", "drawn: extra memory, in batches", "<=", 0.5, "docs/format.md"),
+    Promise("write", "small: times faster than pickle", ">=", 0.6, "docs/format.md"),
+    Promise("write", "small: trainer waits, share of pickle's write", "<=", 0.8, "docs/format.md"),
+    Promise("write", "long: passes over the padding", "<=", 3, "docs/format.md"),
+    Promise("write", "routes: smaller than pickle", ">=", 5, "docs/format.md"),
+    Promise("write", "top log-probs: smaller than pickle", ">=", 5, "docs/format.md"),
     Promise("arguments", "128 prompts, % of recording their rollout", "<=", 2, "docs/tape.md"),
     Promise("arguments", "128 chats, % of recording their rollout", "<=", 2, "docs/tape.md"),
     Promise("arguments", "256 MB of token ids, passes over memory", "<=", 1.2, "docs/tape.md"),
     Promise("arguments", "256 MB of floats, passes over memory", "<=", 1.2, "docs/tape.md"),
     Promise("growth", "record, 100,000 steps against 100", "<=", 1.5, "README.md"),
     Promise("growth", "replay, 100,000 steps against 100", "<=", 1.5, "README.md"),
+    Promise("compact", "open and look at a step, 100,000 folded against 100", "<=", 1.5, "docs/compact.md"),
     Promise("compact", "replay, 100,000 folded steps against 100", "<=", 1.5, "docs/compact.md"),
     Promise("compact", "list a step, 100,000 folded against 100", "<=", 1.5, "docs/compact.md"),
+    Promise("compact", "folding, times as long as a copy", "<=", 4, "docs/compact.md"),
+    Promise("index", "open, seconds", "<=", 1, "docs/by-content.md"),
+    Promise("index", "lookup, ms", "<=", 1, "docs/by-content.md"),
+    Promise("index", "recording with the index, % more", "<=", 3, "docs/by-content.md"),
     Promise("verify", "compare the same bits, times reading both", "<=", 1.5, "docs/verify.md"),
     Promise("verify", "compare rounding noise, times reading both", "<=", 2, "docs/verify.md"),
     Promise("verify", "compare rounding noise, re-ordered, times reading both", "<=", 2, "docs/verify.md"),
@@ -73,7 +96,28 @@ PROMISES = (
     Promise("store", "upload of small files, times raw obstore", ">=", 0.8, "docs/scale.md"),
     Promise("store", "download of small files, times raw obstore", ">=", 0.8, "docs/scale.md"),
     Promise("store", "replay at 20 ms latency, % of a 1 s step", "<=", 5, "docs/scale.md"),
+    Promise("ray_data", "2 workers, times as fast as 1", ">=", 1.0, "docs/ray.md"),
+    Promise("ray_data", "4 workers, times as fast as 1", ">=", 1.0, "docs/ray.md"),
+    Promise("ray_data", "one column, times as fast as all", ">=", 1.5, "docs/ray.md"),
     Promise("generation", "score, times faster than a padded loop", ">=", 1.0, "docs/engines-servers.md"),
+)
+_REPLAY: tuple[tuple[str, Literal["<=", ">="], float], ...] = (
+    ("read, in memsets of fresh memory", "<=", 3),
+    ("read, times faster than pickle", ">=", 5),
+    ("read, times faster than torch.save", ">=", 1.5),
+    ("read, times faster than safetensors", ">=", 0.8),
+    ("pages touched anew, % of the batch", "<=", 20),
+)
+PROMISES += tuple(
+    Promise("replay", f"{shape}: {figure}", sign, bound, "docs/speed.md")
+    for shape in ("large", "wide", "drawn")
+    for figure, sign, bound in _REPLAY
+)
+PROMISES += (
+    Promise("replay", "busy trainer: waits per step, ms", "<=", 2, "docs/speed.md"),
+    Promise("replay", "long: read, in memsets of fresh memory", "<=", 1.2, "docs/speed.md"),
+    Promise("replay", "long, zeros: read, in memsets of the tight shape", "<=", 1.2, "docs/speed.md"),
+    Promise("replay", "long: jagged, times that of the tight shape", "<=", 2.5, "docs/speed.md"),
 )
 
 

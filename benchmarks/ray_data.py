@@ -1,6 +1,7 @@
 """What it takes to read the samples of a tape with Ray Data, by one, two and four workers.
 
-python -m benchmarks.ray_data --steps 40 --place s3://bucket/bench
+python -m benchmarks --only ray_data                                 in the environment of the stack `store`
+python -m benchmarks.ray_data --steps 40 --place s3://bucket/bench   somewhere else
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
+from rich.table import Table
 
 import rolltape
 import rolltape.ray
-from benchmarks.promises import Figure
+from benchmarks.ratios import times_faster
 from benchmarks.report import Part, console
 
 WORKERS = (1, 2, 4)
@@ -27,15 +29,15 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Cost:
-    """What one number of workers took; the fastest of a few rounds."""
+    """What one number of workers took, round by round."""
 
     workers: int
     rows: int
-    everything: float
+    everything: list[float]
     """Seconds to read all columns of all samples."""
-    one_column: float
+    one_column: list[float]
     """Seconds to read one number of each sample."""
-    few_rows: float
+    few_rows: list[float]
     """Seconds to read all columns of one sample in a hundred, which a filter finds."""
 
 
@@ -62,7 +64,13 @@ def measure(place: str, workers: int, rounds: int = ROUNDS) -> Cost:
     import ray
 
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False)
+    ray.init(
+        address="local",
+        num_cpus=workers,
+        include_dashboard=False,
+        log_to_driver=False,
+        _node_ip_address="127.0.0.1",
+    )
     ray.data.DataContext.get_current().enable_progress_bars = False
     try:
         ways = [
@@ -81,7 +89,7 @@ def measure(place: str, workers: int, rounds: int = ROUNDS) -> Cost:
                 rows = found if at == 0 else rows
     finally:
         ray.shutdown()
-    return Cost(workers, rows, *(min(seconds) for seconds in taken))
+    return Cost(workers, rows, *taken)
 
 
 def section(folder: Path, rounds: int = ROUNDS, place: str | None = None, steps: int = STEPS) -> Part:
@@ -89,13 +97,18 @@ def section(folder: Path, rounds: int = ROUNDS, place: str | None = None, steps:
     tape = place or str(folder / "ray")
     record(tape, steps)
     costs = [measure(tape, workers, rounds) for workers in WORKERS]
+    table = Table("workers", "all columns, samples/s", "one column", "through a filter")
     for cost in costs:
-        console.print(
-            f"Ray Data, {cost.workers} workers: {cost.rows / cost.everything:,.0f} samples/s of all columns, "
-            f"{cost.rows / cost.one_column:,.0f} of one, {cost.rows / cost.few_rows:,.0f} through a filter"
-        )
-    one = costs[0].everything
-    figures = {f"Ray Data, {c.workers} workers against 1": Figure(one / c.everything) for c in costs[1:]}
+        ways = (cost.everything, cost.one_column, cost.few_rows)
+        table.add_row(f"{cost.workers}", *(f"{cost.rows / min(seconds):,.0f}" for seconds in ways))
+    console.print(f"[bold]ray_data[/]: {costs[0].rows:,} samples of {TOKENS} tokens, {os.cpu_count()} CPUs")
+    console.print(table)
+    one, *more = costs
+    figures = {
+        f"{cost.workers} workers, times as fast as 1": times_faster(cost.everything, one.everything)
+        for cost in more
+    }
+    figures["one column, times as fast as all"] = times_faster(one.one_column, one.everything)
     return Part(figures, {"ray_data": [asdict(cost) for cost in costs], "cpus": os.cpu_count()})
 
 

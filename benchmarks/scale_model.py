@@ -14,10 +14,18 @@ import numpy as np
 
 RECORDED = {"PUT": 1, "HEAD": 1}
 """Requests of recording one call of a stage by one process."""
+SHARED = {"HEAD": 1}
+"""Of each rank besides, where there are several: whether the call is complete."""
 LOGGED = {"PUT": 1}
 """Of a line of metrics, which one rank logs at each step."""
-COMMITTED = {"PUT": 1, "GET": 1}
+COMMITTED = {"PUT": 1, "GET": 2}
 """Of a rank that has found the shards of all others; if another was first, it reads once more."""
+LOOKS = 8
+"""Shards of others that a rank looks for one by one; with more ranks than that it then asks for a list."""
+AT_ONCE = 16
+"""Shards that are read side by side by the one rank that completes the call."""
+PAGE = 1000
+"""Names in one answer to a LIST."""
 REPLAYED = {"HEAD": 3, "GET": 1}
 """Of replaying one call; the trainer waits for the first HEAD, the rest is read ahead."""
 OPENED = {"GET": 1, "LIST": 2, "HEAD": 2}
@@ -64,6 +72,7 @@ class Cost:
     puts: int
     heads: int
     gets: int
+    lists: int
     requests_per_second: float
     """On average over the run."""
     dollars: float
@@ -80,41 +89,51 @@ class Cost:
 class Looking:
     """What all ranks together ask of a store, on average, to find out that a call is complete."""
 
-    looks: float
-    """For a shard of another rank."""
-    finders: float
-    """Ranks that find all of them. Each tries to commit, and one of them does."""
-
-    @property
-    def puts(self) -> float:
-        return self.finders * COMMITTED["PUT"]
-
-    @property
-    def gets(self) -> float:
-        """Who comes second reads what the first has committed."""
-        return self.looks + self.finders * COMMITTED["GET"] + max(self.finders - 1, 0)
+    gets: float
+    puts: float
+    seconds: float
+    """From the arrival of the last shard until the first rank has looked enough."""
+    lists: float = 0.0
+    deletes: float = 0.0
 
 
 def looking(ranks: int, spread: float, latency: float) -> Looking:
     """Each rank begins behind itself and stops at the first shard that is missing.
 
     The k-th to arrive finds k - 1 there, and while it looks others arrive, evenly within ``spread`` seconds;
-    a look takes ``latency``. Once all are there, whoever is still looking looks at all. Without any latency
-    there are ``n`` times the n-th harmonic number of looks, and one rank finds all.
-
-    >>> round(looking(64, 1, 0).looks), round(64 * sum(1 / n for n in range(1, 65)) - 1)
-    (303, 303)
+    a look takes ``latency``. With few ranks, whoever finds all commits, or reads what another has committed.
+    With many, whoever has found ``LOOKS`` asks for a list; who misses nothing in it puts a claim; whose claim
+    is the first reads all shards and commits, and the others ask later whether that was done.
     """
     if ranks == 1:
-        return Looking(0.0, 0.0)
+        return Looking(0.0, 0.0, latency)
     there = np.arange(ranks, dtype=float)
     surviving = np.ones(ranks)
-    total = 0.0
-    for look in range(1, ranks):
-        total += float(surviving.sum())
+    looks = 0.0
+    for look in range(1, min(LOOKS, ranks - 1) + 1):
+        looks += float(surviving.sum())
         arrived = there + look * latency / spread * (ranks - 1)
         surviving *= np.clip((arrived - (look - 1)) / (ranks - look), 0.0, 1.0)
-    return Looking(total, float(surviving.sum()))
+    if ranks - 1 <= LOOKS:
+        finders = float(surviving.sum())
+        read = finders * COMMITTED["GET"] + max(finders - 1, 0)
+        return Looking(looks + read, finders * COMMITTED["PUT"], ranks * latency)
+    until = (LOOKS + 1) * latency - (ranks - 1 - there) / (ranks - 1) * spread  # since the last shard
+    finding = np.where(until >= 0, surviving, 0.0)
+    finders = float(finding.sum())
+    first = finding * np.cumprod(np.concatenate([[1.0], 1 - finding[:-1]]))
+    return Looking(
+        gets=looks + ranks - 1 + COMMITTED["GET"] + max(finders - 1, 0),
+        puts=finders + COMMITTED["PUT"],
+        seconds=float(first @ until / first.sum()),
+        lists=float(surviving.sum()) * pages(ranks),
+        deletes=1.0,
+    )
+
+
+def pages(ranks: int) -> int:
+    """Requests of a list of all shards of a call."""
+    return -(-ranks // PAGE)
 
 
 def recording(run: Run, store: Store) -> Cost:
@@ -124,39 +143,57 @@ def recording(run: Run, store: Store) -> Cost:
     calls = run.steps * run.stages
     shards = calls * run.ranks
     puts = shards * RECORDED["PUT"] + run.steps * LOGGED["PUT"] + round(calls * found.puts)
-    heads = shards * RECORDED["HEAD"]
-    gets = round(calls * found.gets)
-    per_step = {name: count / run.steps for name, count in (("puts", puts), ("heads", heads), ("gets", gets))}
+    heads = shards * (RECORDED["HEAD"] + SHARED["HEAD"] * several)
+    gets, lists = round(calls * found.gets), round(calls * found.lists)
+    per_step = {"writes": puts / run.steps, "reads": (heads + gets + lists) / run.steps}
     return Cost(
         objects=shards + calls * several + run.steps + 1,
         bytes=shards * run.bytes_of_a_shard,
         puts=puts,
         heads=heads,
         gets=gets,
-        requests_per_second=(puts + heads + gets) / (run.steps * run.seconds_of_a_step),
-        dollars=puts / 1000 * store.dollars_per_1000_writes
+        lists=lists,
+        requests_per_second=(puts + heads + gets + lists) / (run.steps * run.seconds_of_a_step),
+        dollars=(puts + lists) / 1000 * store.dollars_per_1000_writes
         + (heads + gets) / 1000 * store.dollars_per_1000_reads,
         dollars_per_month=shards * run.bytes_of_a_shard / 1e9 * store.dollars_per_gb_month,
         seconds_to_drain=max(
-            per_step["puts"] / store.writes_per_second,
-            (per_step["heads"] + per_step["gets"]) / store.reads_per_second,
+            per_step["writes"] / store.writes_per_second,
+            per_step["reads"] / store.reads_per_second,
         ),
         seconds_to_commit=commit_seconds(run.ranks, store),
     )
 
 
 def commit_seconds(ranks: int, store: Store) -> float:
-    """The last rank puts its shard, looks at all others one after the other, and commits."""
+    """The last rank puts its shard, looks at all others, and commits; one request after the other.
+
+    With many ranks it lists and claims before, and reads most of them side by side.
+    """
     if ranks == 1:
         return store.latency
-    return store.latency * (RECORDED["PUT"] + ranks - 1 + sum(COMMITTED.values()))
+    return store.latency * (RECORDED["PUT"] + min(LOOKS, ranks - 1) + _behind_looks(ranks))
+
+
+def _behind_looks(ranks: int) -> int:
+    """Requests one after the other, from the last look of a rank that finds all until it has committed."""
+    if ranks - 1 <= LOOKS:
+        return sum(COMMITTED.values())
+    reading = LOOKS + -(-(ranks - 1 - LOOKS) // AT_ONCE)
+    return pages(ranks) + 1 + reading + sum(COMMITTED.values())
 
 
 def call_seconds(ranks: int, spread: float, store: Store) -> float:
-    """From the first rank's arrival at a call until all are done with it; they arrive within ``spread``."""
+    """From the first arrival of several ranks at a call until it is committed; all are within ``spread``.
+
+    Of many ranks that find all shards the first one commits: it looks while the last ones arrive.
+    """
     found = looking(ranks, spread, store.latency)
-    reads, writes = ranks * RECORDED["HEAD"] + found.gets, ranks * RECORDED["PUT"] + found.puts
-    chain = spread + RECORDED["HEAD"] * store.latency + commit_seconds(ranks, store)
+    heads = RECORDED["HEAD"] + SHARED["HEAD"]
+    reads = ranks * heads + found.gets + found.lists
+    writes = ranks * RECORDED["PUT"] + found.puts + found.deletes
+    last = spread * ranks / (ranks + 1) + found.seconds
+    chain = last + store.latency * (heads + _behind_looks(ranks))
     return max(chain, writes / store.writes_per_second, reads / store.reads_per_second)
 
 
@@ -192,6 +229,7 @@ def tables() -> str:
         ["PUT", *(f"{cost.puts:,}" for cost in costs)],
         ["HEAD", *(f"{cost.heads:,}" for cost in costs)],
         ["GET (looks for other shards)", *(f"{cost.gets:,}" for cost in costs)],
+        ["LIST (of the shards of a call)", *(f"{cost.lists:,}" for cost in costs)],
         ["requests per second, on average", *(f"{cost.requests_per_second:,.0f}" for cost in costs)],
         ["requests, dollars", *(f"{cost.dollars:,.0f}" for cost in costs)],
         ["keeping it, dollars a month", *(f"{cost.dollars_per_month:,.0f}" for cost in costs)],
@@ -205,18 +243,20 @@ def tables() -> str:
         ["requests of `compact`, dollars", *(f"{compacting(run, store)[1]:,.0f}" for run in runs)],
     ]
     text = [_table(["recording 10,000 steps of 5 stages", *names], rows)]
-    slow = replace(store, writes_per_second=100, reads_per_second=400)
+    slow = replace(store, writes_per_second=30, reads_per_second=150)
     compared = []
     for ranks, spread, kind, name in (
         (64, 1.0, store, "64, at S3's limits"),
-        (64, 1.0, slow, "64, throttled at 100 and 400"),
+        (64, 1.0, slow, "64, throttled at 30 and 150"),
         (1024, 1.0, store, "1,024, at S3's limits"),
     ):
-        seen = simulate(ranks, spread, kind, calls=20 if ranks < 1000 else 1)
+        seen = simulate(ranks, spread, kind, calls=20 if ranks < 1000 else 3)
+        found = looking(ranks, spread, kind.latency)
         compared.append(
             [
                 name,
-                f"{looking(ranks, spread, kind.latency).gets:,.0f} / {seen.gets:,.0f}",
+                f"{found.gets:,.0f} / {seen.gets:,.0f}",
+                f"{found.lists:,.0f} / {seen.lists:,.0f}",
                 f"{call_seconds(ranks, spread, kind):.1f} / {seen.seconds:.1f}",
                 f"{seen.refused:,.0f}",
             ]
@@ -224,6 +264,7 @@ def tables() -> str:
     heads = [
         "ranks",
         "GET a call: model / simulated",
+        "LIST a call: model / simulated",
         "seconds: model / simulated",
         "answers SlowDown a call",
     ]

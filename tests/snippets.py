@@ -62,6 +62,7 @@ def snippets(page: str) -> list[Snippet]:
 
 
 ELSEWHERE = {
+    "docs/bisect.md": "tests/test_bisect_command.py",
     "docs/ci.md": "tests/test_verify_noise.py",
     "docs/engines-servers.md": "tests/engines/test_rollout_docs.py",
     "docs/generation.md": "tests/engines/test_rollout_docs.py",
@@ -73,6 +74,7 @@ ELSEWHERE = {
 NETWORK = (
     "it installs from a package index or a repository; tests/test_packaging.py builds and looks at the wheel"
 )
+TRUST = "it is about a replay with another learning rate; tests/trl/test_trust.py trains such a one"
 SERVES = "it serves pages until it is interrupted; tests/viewer drives the same command in a browser"
 SERVE = "it serves until it is interrupted, and needs an engine; tests/serve runs the same command"
 VERL = "it needs verl, and the … are the reader's own options; tests/verl runs verl's real trainer under it"
@@ -89,7 +91,20 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ): "it is run with the five lines as train.py, in tests/interop/test_doc_snippets.py",
     ("README.md", "rolltape view"): SERVES,
     ("docs/ci.md", "jobs:"): "a workflow of GitHub; its commands are those of the recipe, which a test runs",
+    (
+        "docs/cli.md",
+        "rolltape bisect",
+    ): "it needs a repository with a fault in it; tests/test_bisect_command.py has some",
     ("docs/cli.md", "rolltape view runs/base"): SERVES,
+    ("docs/cli.md", "rolltape trust"): TRUST,
+    ("docs/cli.md", "rolltape score"): "it needs the weights of a model; tests/trl/test_score.py has some",
+    (
+        "docs/speed.md",
+        "recording = next",
+    ): "it is about a padded batch of verl's kind; tests/test_jagged.py has such",
+    ("docs/trust.md", "rolltape trust"): TRUST,
+    ("docs/trust.md", "from rolltape.trusting import Meter"): TRUST,
+    ("docs/trust.md", "found = rolltape.trust"): TRUST,
     ("docs/cli.md", "rolltape check runs/base && rolltape push"): BUCKET,
     ("docs/cli.md", "rolltape push"): BUCKET,
     ("docs/cli.md", "rolltape pull"): BUCKET,
@@ -112,6 +127,10 @@ NOT_RUN: dict[tuple[str, str], str] = {
         "import rolltape",
     ): "it needs W&B and TensorBoard; tests/trl/test_loggers.py has both",
     ("docs/ray.md", "pip install"): NETWORK,
+    (
+        "docs/reading-with-other-tools.md",
+        "from pathlib import Path",
+    ): "it needs Ray; tests/store/test_ray_data.py runs it on a folded tape",
     ("docs/ray.md", "rolltape diff"): "it needs Ray; tests/store/test_ray_spread.py runs these commands",
     (
         "docs/roll.md",

@@ -19,7 +19,7 @@ import pytest
 STACK = os.environ.get("ROLLTAPE_STACK")
 
 FOLDERS = {
-    "core": ("torch", "slow", "interop", "faults", "fuzz"),
+    "core": ("torch", "slow", "interop", "faults", "fuzz", "index"),
     "light": (),
     "verl": ("verl",),
     "trl": ("trl",),
@@ -32,6 +32,7 @@ FOLDERS = {
 
 NEEDS = {
     "slow": (),
+    "index": (),
     "faults": ("torch",),
     "fuzz": (),
     "torch": ("torch", "tensordict", "PIL"),
@@ -39,7 +40,17 @@ NEEDS = {
     "verl": ("torch", "verl", "ray", "transfer_queue", "tensordict", "omegaconf"),
     "trl": ("torch", "trl", "transformers", "tensorboard", "wandb", "mlflow", "trackio"),
     "engines": ("torch", "transformers", "vllm", "ray", "xllamacpp", "httpx"),
-    "viewer": ("torch", "transformers", "starlette", "uvicorn", "jinja2", "textual", "playwright", "httpx"),
+    "viewer": (
+        "torch",
+        "transformers",
+        "starlette",
+        "uvicorn",
+        "jinja2",
+        "textual",
+        "playwright",
+        "httpx",
+        "obstore",
+    ),
     "serve": ("aiohttp", "openai"),
     "store": ("obstore", "ray", "aiohttp", "duckdb", "polars"),
     "clients": (

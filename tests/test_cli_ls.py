@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+import rolltape
 from rolltape.codec.file import RecordingFile
 from tests.cli_tapes import PROMPT_TOKENS, RESPONSE_TOKENS, file_of, record, rollout, run
 
@@ -178,3 +179,34 @@ def test_filters_are_for_one_tape(runs):
     done = run("ls", runs, "--stage", "reward")
     assert done.exit_code == 2
     assert "one tape" in done.stderr
+
+
+def test_what_the_trainer_of_a_replay_waited(tmp_path):
+    base = record(tmp_path / "base")
+    with rolltape.Tape(base, mode="replay", out=tmp_path / "new") as tape:
+        stage = tape.stage("rollout", inputs=False)(lambda: None)
+        for step in range(3):
+            with tape.step(step):
+                stage()
+                tape.log({"loss": 0.5})
+    waited = tape.summary().seconds_waited
+    about = listed(tmp_path / "new")["replayed"]
+    assert about["recordings"] == 3
+    assert about["seconds_waited"] == pytest.approx(waited, abs=1e-4)
+    shown = run("ls", tmp_path / "new").stdout
+    assert "replayed 3 recordings, waited " in shown
+    assert ", at most " in shown
+    assert "replayed" not in listed(base)
+    assert "waited" not in run("ls", base).stdout
+
+
+@pytest.mark.parametrize("waited", ["NaN", "-1", "1e400", '"long"', "[]", "null"])
+def test_a_wait_that_is_none_is_not_shown(tmp_path, waited):
+    tape = record(tmp_path / "base")
+    line = f'{{"path": "train/rollout/step_000000.parquet", "digest": "0", "waited": {waited}}}\n'
+    (tape / "replayed.jsonl").write_text(line)
+    assert "waited" not in run("ls", tape).stdout
+    (tape / "replayed.jsonl").write_text("what?\n" + line)
+    done = run("ls", tape)
+    assert done.exit_code == 0
+    assert "replayed.jsonl: line 1 cannot be read" in done.stderr.replace("\n", " ")

@@ -127,6 +127,9 @@ def test_inputs_calls_and_shards_can_be_asked_for(tape, tmp_path):
     assert "rank 0 of 2 is missing at train/rollout step 0" in done.stderr
     assert "rank 1 of 2" in shown(shards, 0, "--rank", 1)
     assert run("show", shards, 0, "--rank", 0).exit_code == 3
+    record(shards, {0: rollout()}, rank=0, world_size=2)
+    assert "rank 0 of 2" in shown(shards, 0)
+    assert "rank 1 of 2" in shown(shards, 0, "--rank", 1)
 
 
 def test_hostile_text_is_written_out(tmp_path):

@@ -380,7 +380,7 @@ def test_an_index_that_swaps_recordings_is_seen_through(tape: Path) -> None:
     storage = storage_at(tape)
 
     def swap(index: SegmentIndex) -> SegmentIndex:
-        rows = index._folders["train/rollout/"].rows
+        rows = index._folders["train/rollout/"].read[0].rows
         rows[[3, 4]] = rows[[4, 3]]
         return index.numbered(index.generation + 1)
 

@@ -11,15 +11,19 @@ import pytest
 
 import rolltape
 from rolltape.key import Key
-from rolltape.storage import LocalStorage, storage_at
+from rolltape.storage import LocalStorage, segment_index, segmented, storage_at
 from rolltape.storage.segment_index import SegmentIndex
 from rolltape.tape.compaction import compact
 from tests.compacting import Meddling, around, everything, findings, folded, plain, segments
 from tests.taping import Rollout, batch_of, record, same
 
 
-@pytest.fixture
-def tape(tmp_path: Path) -> Path:
+@pytest.fixture(params=["index read at once", "index read block by block"])
+def tape(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tape of twelve steps, whose index is read like a small one, or like that of many steps."""
+    if request.param == "index read block by block":
+        monkeypatch.setattr(segmented, "TAIL", 16)
+        monkeypatch.setattr(segment_index, "_IN_A_BLOCK", 2)
     record(tmp_path / "tape", range(12))
     return tmp_path / "tape"
 
@@ -84,6 +88,28 @@ def test_an_index_far_behind_does_not_hold(tape: Path) -> None:
     doomed = "train/rollout/step_000001.parquet"
     ours.delete(doomed)
     assert everything(tape) == {name: data for name, data in before.items() if name != doomed}
+
+
+def test_an_index_that_is_gone_before_all_of_it_was_read_is_read_anew(tape: Path) -> None:
+    """By whoever looks a file up, lists, deletes or writes."""
+    before = everything(tape)
+    folded(tape, keep=6, size=10_000)
+    acts = {
+        "read": lambda reader: reader.read("train/rollout/step_000004.parquet"),
+        "stat": lambda reader: reader.stat("train/rollout/step_000003.parquet"),
+        "exists": lambda reader: reader.exists("train/rollout/step_000002.parquet"),
+        "list": lambda reader: sorted(reader.names("train/rollout/")),
+        "everything": lambda reader: sorted(stat.name for stat in reader.everything()),
+        "dead bytes": lambda reader: reader.dead_bytes(),
+        "whole": lambda reader: len(reader.whole_index()),
+    }
+    for name, act in acts.items():
+        reader = storage_at(tape)
+        assert reader.index().generation > 0  # read as far as its head
+        for _ in range(3):  # the index before the last one is kept
+            storage_at(tape).change(lambda newest: newest.numbered(newest.generation + 1))
+        assert act(reader) == act(storage_at(tape)), name
+    assert everything(tape) == before
 
 
 def test_a_recording_that_is_written_anew_while_it_is_folded_is_kept(tape: Path) -> None:

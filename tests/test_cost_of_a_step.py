@@ -12,6 +12,7 @@ import pytest
 
 import rolltape
 from rolltape.policy import Mode, OnMiss, Policy, decide
+from rolltape.tape.prefetch import DEEPEST
 from tests.taping import Rollout, counted, record
 
 SHORT, LONG = 20, 1000
@@ -96,6 +97,27 @@ def test_a_step_asks_the_same_of_a_long_tape(
     assert short == long
     assert not {"names", "entries", "folders", "listed"} & set(long), "no folder is listed"
     assert sum(long.values()) <= 3 * 16, long
+
+
+def test_reading_as_far_ahead_as_it_goes_asks_no_more_of_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above, how far ahead is read is fixed; here it grows to its most, and nothing is asked for twice."""
+    record(tmp_path / "t", range(40))
+    monkeypatch.setattr("rolltape.tape.prefetch.WORTH_WAITING", -1.0)
+
+    def replayed(deepest: int) -> Counter[str]:
+        monkeypatch.setattr("rolltape.tape.prefetch.DEEPEST", deepest)
+        with rolltape.Tape(tmp_path / "t", mode="replay") as tape, counted(monkeypatch) as counts:
+            Rollout(tape).run(range(20))
+            settle(tape)
+        return counts
+
+    near, far = replayed(1), replayed(DEEPEST)
+    assert not {"names", "entries", "folders", "listed"} & set(far), "no folder is listed"
+    for kind, count in far.items():
+        assert count <= near[kind] * (20 + DEEPEST) / 20 + 1, kind
+    assert sum(far.values()) > sum(near.values()), "it did read further ahead"
 
 
 def test_dropping_old_steps_deletes_and_lists_nothing(

@@ -60,7 +60,8 @@ def test_floats_come_back_bit_for_bit(tmp_path: Path) -> None:
 def test_every_line_is_plain_json(tmp_path: Path) -> None:
     logged(tmp_path / "t", {"pg_loss": 0.25, "tokens": 12})
     [line] = map(json.loads, lines(tmp_path / "t"))
-    body = b'"step":0,"metrics":{"pg_loss":0.25,"tokens":12}}'
+    place = b'"tape":"%s","split":"train"' % rolltape.open(tmp_path / "t").id.encode()
+    body = b'"step":0,' + place + b',"metrics":{"pg_loss":0.25,"tokens":12}}'
     assert lines(tmp_path / "t") == [b'{"crc":"%08x","bytes":%d,' % (zlib.crc32(body), len(body)) + body]
     assert (line["step"], line["metrics"]) == (0, {"pg_loss": 0.25, "tokens": 12})
 

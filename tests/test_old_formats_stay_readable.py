@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import rolltape
-from tests.fixtures import content
+from rolltape.key import Key
+from rolltape.reader.integrity import inspect
+from tests.fixtures import content, content_segments
 from tests.fixtures.exact import digest
 
 TAPE = Path(__file__).parent / "fixtures" / "format1.tape"
+SEGMENTED = Path(__file__).parent / "fixtures" / "format2.tape"
 
 LAYOUTS = {"plain", "bytes", "span", "const", "ramp", "join", "part"}
 CELLS = {"text", "bytes", "bool", "int", "float", "numpy:float32", "json", "tagged"}
@@ -73,6 +77,47 @@ def test_the_fixture_has_every_layout_and_is_small(tape: rolltape.Tape) -> None:
     assert {entry.cells for entry in entries if entry.kind == "objects"} == CELLS
     assert any(entry.kind == "ragged" for entry in entries)
     assert sum(path.stat().st_size for path in TAPE.rglob("*") if path.is_file()) < 60_000
+
+
+@pytest.fixture
+def segmented(tmp_path: Path) -> Path:
+    """A copy: a tape that is read is never changed, and one that is recorded onto is."""
+    return Path(shutil.copytree(SEGMENTED, tmp_path / "tape"))
+
+
+def test_format_2_has_segments_and_is_small() -> None:
+    names = [path.name for path in SEGMENTED.rglob("*") if path.is_file()]
+    assert sum(name.startswith("segment_") for name in names) >= 3, "of both stages, and of inputs"
+    assert '"format": 2' in (SEGMENTED / "tape.json").read_text()
+    assert {name for name in names if name.startswith("step_")} >= {"step_000003.parquet"}
+    assert sum(path.stat().st_size for path in SEGMENTED.rglob("*") if path.is_file()) < 60_000
+
+
+def test_format_2_is_read_bit_for_bit() -> None:
+    run = rolltape.open(SEGMENTED)
+    left = [step for step in content_segments.STEPS if step != content_segments.PRUNED]
+    for stage in content_segments.STAGES:
+        assert run.steps(stage) == left
+        for step in left:
+            value = run.recording(Key(stage=stage, step=step)).value()
+            assert digest(value) == digest(content_segments.expected(stage, step)), (stage, step)
+    assert run.metrics() == {step: {"loss": step / 8} for step in content_segments.STEPS}
+    assert inspect(run.storage).findings == []
+
+
+def test_format_2_is_replayed_and_recorded_onto(segmented: Path) -> None:
+    with rolltape.Tape(segmented, mode="auto", match={"environment": "ignore"}) as tape:
+        live: list[int] = []
+
+        @tape.stage("rollout", inputs=True)
+        def generate(step: int) -> dict[str, Any]:
+            live.append(step)
+            return content_segments.rollout(step)
+
+        for step in [*content_segments.STEPS, 6]:
+            with tape.step(step):
+                assert digest(generate(step)) == digest(content_segments.expected("rollout", step))
+    assert live == [content_segments.PRUNED, 6]
 
 
 def test_a_tape_of_a_newer_format_says_so(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,10 @@ import pytest
 
 import rolltape
 from rolltape.errors import CorruptFileError, StepMissingError
+from rolltape.key import Key
 from rolltape.steps import MAX_STEP
 from rolltape.storage import LocalStorage
+from rolltape.tape.prefetch import Fits, Prefetch
 from tests.taping import Rollout, batch_of, record, same
 
 
@@ -28,6 +33,14 @@ class Reads:
             return read(storage, name, length, whole)
 
         monkeypatch.setattr(LocalStorage, "read_end", watched)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Something read."""
+
+    nbytes: int
+    revision: str = ""
 
 
 def settle(tape: rolltape.Tape) -> None:
@@ -178,6 +191,34 @@ def test_what_is_held_is_bounded(tmp_path: Path) -> None:
                 assert all(same(stage(), big) for stage in stages)
 
 
+def test_what_is_being_read_at_the_same_time_counts_too(tmp_path: Path) -> None:
+    """Several reads that are under way see each other: together they stay within the limit."""
+    keys = [Key(step=step) for step in range(1, 5)]
+    asking, fitting = threading.Barrier(len(keys)), list[Key]()
+
+    def read(key: Key, fits: Fits) -> Any:
+        asking.wait()
+        if not fits(60):
+            return None
+        fitting.append(key)
+        asking.wait()
+        return Held(60)
+
+    prefetch: Prefetch[Any] = Prefetch(LocalStorage(tmp_path), read, 130)
+    prefetch._depth = len(keys)
+    prefetch.start(Key(step=0), iter(keys))
+    try:
+        for key in keys:
+            while not prefetch.holds(key):
+                threading.Event().wait(0.001)
+        while sum(one.done() for one in tuple(prefetch._ahead.values())) < 2:
+            threading.Event().wait(0.001)
+        assert len(fitting) == 2
+    finally:
+        asking.abort()
+        prefetch.close()
+
+
 def test_named_calls_come_in_no_order_and_are_not_guessed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,3 +231,33 @@ def test_named_calls_come_in_no_order_and_are_not_guessed(
                     rollout.run([step], key=key)
                     settle(tape)
     assert reads.names == ["0.ka", "0.kb", "1.ka", "1.kb"]
+
+
+def test_who_closes_the_tape_does_not_break_who_waits_for_a_recording(tmp_path: Path) -> None:
+    """What was to be read ahead never will be: whoever asks for it reads it by itself."""
+    prefetch: Prefetch[Any] = Prefetch(LocalStorage(tmp_path), lambda key, fits: None, 2**20)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[Key]:
+        begun.set()
+        go_on.wait()
+        yield Key(step=1)
+
+    prefetch.start(Key(step=0), slow())
+    begun.wait()
+    waiting = Key(step=1, stage="reward")
+    prefetch.start(Key(step=0, stage="reward"), iter([waiting]))
+    found: list[Any] = []
+    asking = threading.Thread(target=lambda: found.append(prefetch.take(waiting, None)))
+    asking.start()
+    while ("train", "reward") in prefetch._plans:  # until it waits for the plan
+        threading.Event().wait(0.001)
+    closing = threading.Thread(target=prefetch.close)
+    closing.start()
+    asking.join()
+    go_on.set()
+    closing.join()
+    assert found == [None]
+    assert not prefetch.holds(Key(step=1)), "a plan that was under way begins nothing more"
+    prefetch.start(Key(step=0), iter([Key(step=1)]))
+    assert prefetch.take(Key(step=1), None) is None

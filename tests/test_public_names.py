@@ -22,8 +22,8 @@ MismatchError MissingDependencyError Mode NoStepError NotATapeError OnError OnMi
 RecordError Recording Report RolltapeError Run Settings StageError StaleWeightsError StepExistsError
 StepMissingError StepSelector StorageError StoreUnreachableError Summary Tape TapeClosedError
 TapeNotFoundError TapeReadOnlyError
-TooLateError UnknownAdapterError UnsupportedReleaseError UnsupportedValueError WeightsError __version__
-compare deterministic open register_adapter register_role serve
+TooLateError Trust UnknownAdapterError UnsupportedReleaseError UnsupportedValueError WeightsError __version__
+compare deterministic open register_adapter register_role serve trust
 """.split()
 
 PACKAGES = {
@@ -31,6 +31,7 @@ PACKAGES = {
 Completion Engine FinishReason LogprobKind Mismatch OpenAIEngine Prompt RayEngine Rollout SGLangEngine
 SamplingParams TransformersEngine VLLMEngine mismatch score seed_for
 """,
+    "rolltape.index": "Sample SampleIndex canonical prompt_digest sampling_digest",
     "rolltape.reader": "Places Row Run Samples TokenPlaces open",
     "rolltape.verify": """
 Comparison Difference Entry Finding Gate Limits Report Verdict compare compare_tapes judge measure

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import rolltape
-from rolltape.key import Key
+from rolltape.key import MAX_WORLD, Key
 from rolltape.storage import LocalStorage
-from rolltape.tape.commits import read_commit
+from rolltape.tape.commits import Committer, read_commit
 from rolltape.tape_repair import repair
 from tests.cli_tapes import run as command
 from tests.taping import ROOT, Rollout, batch_of, files, record, same
@@ -253,7 +253,7 @@ def test_one_process_alone_writes_no_commit_and_no_session(tmp_path: Path) -> No
 def test_old_tapes_without_commits_are_complete_when_all_shards_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rolltape.tape.recorder.Recorder.complete", lambda *_: None)
+    monkeypatch.setattr("rolltape.tape.recorder.Recorder.complete", lambda *_, **__: None)
     monkeypatch.setattr("rolltape.tape.recorder.new_attempt", lambda *_: None)
     for rank in (0, 1):
         record(tmp_path / "t", range(4 - rank), rank=rank, world_size=2)
@@ -385,3 +385,10 @@ def test_a_failed_commit_is_loud_and_training_can_go_on(
     assert tape.summary().lost == (COMMIT.format(0, 2),)
     monkeypatch.undo()
     assert rolltape.open(tmp_path / "t").steps() == []
+
+
+def test_a_name_that_speaks_of_very_many_ranks_costs_nothing(tmp_path: Path) -> None:
+    """Names of files may come from anyone; who completes a call stops at the first one missing."""
+    storage, key = LocalStorage(tmp_path), Key(step=0, world_size=MAX_WORLD)
+    assert not Committer(storage, "", "t").wrote(key, "run", "a-b")
+    assert not Committer(storage, "", "t").complete(key)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -200,6 +201,17 @@ def test_a_lost_tape_json_is_made_anew_and_still_knows_its_fingerprint(tape):
     assert train(tape, mode="replay") == []
     with pytest.raises(rolltape.MismatchError):
         train(tape, mode="replay", fingerprint={"model": "b"})
+
+
+def test_a_tape_json_made_anew_beside_old_recordings_knows_what_was_logged_since(tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(Path(__file__).parent / "fixtures" / "format1.tape", old)
+    with rolltape.Tape(old, mode="auto") as tape, tape.step(200):
+        tape.log({"loss": 0.5})
+    logged = rolltape.open(old).metrics()
+    (old / "tape.json").unlink()
+    assert run("repair", old).exit_code == 0
+    assert rolltape.open(old).metrics() == logged
 
 
 @pytest.mark.parametrize("content", [None, "", "{", '{"format": 1}'])

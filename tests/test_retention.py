@@ -76,6 +76,7 @@ def test_each_rank_drops_its_own_shards(tmp_path: Path) -> None:
     for rank in (0, 1):
         with rolltape.Tape(tmp_path / "t", mode="record", rank=rank, world_size=2, max_keep=2) as tape:
             Rollout(tape).run(range(3 + rank))
+    assert {name for name in files(tmp_path / "t") if "/" not in name} == {"tape.json", "runs.jsonl"}
     found = sorted(name.rpartition("/")[2] for name in files(tmp_path / "t") if "/" in name)
     assert found == [
         "step_000001.r0of2.parquet",

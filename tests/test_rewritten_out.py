@@ -156,6 +156,8 @@ def test_another_number_of_ranks_or_another_launch_begins_anew(
     replay(tmp_path, 1, 3.0, 0, 2, overwrite="rewrite")
     run = rolltape.open(tmp_path / "out")
     assert {(key.rank, key.step) for key in recordings(run.storage)} == {(0, 0)}
+    assert [str(one) for one in run.incomplete("loss")] == ["rank 1 of 2 is missing at train/loss step 0"]
+    assert not list(run.recordings()), "of the launch before nothing is left to be mixed with it"
 
 
 def test_a_crash_at_any_point_hides_the_old_run_and_shows_no_mixture(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import marshal
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rolltape.batch import dismantle
+from rolltape.codec.cells import pack_cells
 from rolltape.codec.file import encode
 from rolltape.codec.pack import pack
 from tests.exact import assert_roundtrip, assert_same, open_bytes, roundtrip
@@ -128,3 +131,29 @@ def test_integers_of_more_digits_than_python_prints(sign: int) -> None:
     huge = sign * 10**5000 + 7
     assert_roundtrip([huge, {huge: huge}, {(huge,): {huge}}, range(huge, huge + 3), [[huge], [1]]])
     assert_roundtrip({"uid": [huge, 1], "x": [[huge], [2, 3]], "y": [{huge: huge}, None]})
+
+
+def test_equal_but_different_values_stay_apart() -> None:
+    said: list[Any] = [1, True, 1.0, 0.0, -0.0, False, 0, "1", [1], [True]]
+    assert_roundtrip({"x": [{"a": one} for one in said] * 2, "y": [{"a": 1, "b": 2}, {"b": 2, "a": 1}] * 10})
+
+
+def test_what_samples_share_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    real = marshal.dumps
+    monkeypatch.setattr(marshal, "dumps", lambda value, *rest: looked.append(value) or real(value, *rest))
+    shared = [{"name": f"{at}"} for at in range(100)]
+    pack_cells([shared] * 64, ())
+    assert looked == [shared]
+
+
+def test_values_are_not_kept_twice_while_they_are_copied() -> None:
+    rows = [{"content": f"{at} " + "y" * 4000} for at in range(1000)]
+    pack_cells(rows[:1], ())
+    tracemalloc.start()
+    try:
+        cells = pack_cells(rows, ())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.3 * cells.nbytes

@@ -181,6 +181,22 @@ def test_keys_that_were_chosen_to_collide_are_refused_at_once() -> None:
     assert time.perf_counter() - started < 5
 
 
+def test_rows_without_padding_are_no_way_around_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = resealed(DATA, add(a=array(shape=[10**6], stop=10**6)))
+    monkeypatch.setenv("ROLLTAPE_MAX_MEMORY", "20MB")
+    with pytest.raises(MemoryLimitError):
+        open_bytes(long).jagged(["a"])
+    monkeypatch.setenv("ROLLTAPE_MAX_MEMORY", "1GB")
+    assert len(open_bytes(long).jagged(["a"])["a"][0].values) == SAMPLES * 10**6
+
+
+def test_columns_that_fan_out_are_not_walked_through_piece_by_piece() -> None:
+    file = open_bytes(resealed(DATA, lambda header: header["columns"].update(doubling(18))))
+    started = time.process_time()
+    assert len(file.jagged(["d18"])["d18"][0].values) == SAMPLES * 2**18
+    assert time.process_time() - started < 5
+
+
 def test_the_limit_can_be_raised_and_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     large = to_bytes({"zeros": np.zeros((4, 10**6))})
     monkeypatch.setenv("ROLLTAPE_MAX_MEMORY", "20MB")

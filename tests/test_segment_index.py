@@ -29,18 +29,47 @@ def index_of(count: int = 5) -> SegmentIndex:
     return index.with_segment(Segment(TWO, 9, 7, "b"), second)
 
 
-def altered(change: dict, body: bytes | None = None, **more: object) -> bytes:
-    """The bytes of an index whose checksum is right and whose header says something else."""
-    data = index_of().to_bytes()
-    length = struct.unpack("<I", data[8:12])[0]
-    header = json.loads(data[12 : 12 + length]) | change
-    packed = data[12 + length : -4]
+def read(data: bytes | bytearray, generation: int, tail: int = 10**6) -> SegmentIndex:
+    """The index that a file holds, of which so many bytes are read at first."""
+    return read_index(
+        data[-tail:], len(data), generation, lambda offset, length: data[offset : offset + length]
+    )
+
+
+def whole(data: bytes | bytearray, generation: int) -> SegmentIndex:
+    """The same, looked at as a whole."""
+    return read(data, generation).whole()
+
+
+def head_of(data: bytes) -> tuple[bytes, dict]:
+    """The blocks of an index, and what its head says."""
+    length = struct.unpack("<I", data[-16:-12])[0]
+    return data[: -16 - length], json.loads(data[-16 - length : -16])
+
+
+def altered(change: dict, body: bytes | None = None, files: int = 2) -> bytes:
+    """The bytes of an index whose checksum is right and whose head says something else.
+
+    With a ``body``, the only block is that one, of a folder with so many files.
+    """
+    blocks, header = head_of(index_of().to_bytes())
     if body is not None:
-        packed = pa.Codec("zstd").compress(body, asbytes=True)
-        header["body"] = len(body) if "body" not in change else change["body"]
-    head = json.dumps(header).encode()
-    made = b"RTINDEX1" + struct.pack("<I", len(head)) + head + packed
-    return made + struct.pack("<I", zlib.crc32(made))
+        blocks = pa.Codec("zstd").compress(body, asbytes=True)
+        first = body.split(b"\n")[0].decode("utf-8", "replace")
+        entry = [[first], [files], [len(blocks)], [len(body)], [zlib.crc32(blocks)]]
+        header["folders"] = [["train/rollout/", *entry]]
+    sealed = json.dumps(header | change).encode()
+    sealed += struct.pack("<I", len(sealed))
+    return blocks + sealed + struct.pack("<I", zlib.crc32(sealed)) + b"RTINDEX2"
+
+
+def blocks_of(**change: int | str | None) -> list:
+    """What the head of an index says of its folders, with something else said of the first block."""
+    folders = head_of(index_of().to_bytes())[1]["folders"]
+    names = ("first", "count", "length", "body", "crc")
+    for name, value in change.items():
+        folders[0][1 + names.index(name)][0] = value
+    return folders
 
 
 def body_of(names: list[str], rows: list[tuple[int, int, int]]) -> bytes:
@@ -55,7 +84,7 @@ def body_of(names: list[str], rows: list[tuple[int, int, int]]) -> bytes:
 
 def test_it_is_read_back_as_it_was() -> None:
     index = index_of()
-    back = read_index(index.to_bytes(), 2)
+    back = read(index.to_bytes(), 2)
     assert dict(back.items()) == dict(index.items())
     assert back.segments == index.segments
     assert back.find("train/rollout/step_000003.parquet") == Place(ONE, 300, 100)
@@ -70,7 +99,7 @@ def test_it_is_read_back_as_it_was() -> None:
 def test_a_segment_without_files_is_left_out() -> None:
     less = index_of().without([f"train/rollout/step_{step:06d}.parquet" for step in range(5)])
     assert list(less.segments) == [TWO]
-    assert list(read_index(less.to_bytes(), 3).segments) == [TWO]
+    assert list(read(less.to_bytes(), 3).segments) == [TWO]
     assert less.find("val/rollout/step_000000.in.parquet") == Place(TWO, 0, 7)
 
 
@@ -91,7 +120,7 @@ def test_any_files_in_any_order(names: set[str], data: st.DataObject) -> None:
     gone = data.draw(st.sets(st.sampled_from(sorted(names)))) if names else set()
     index = index.without(gone)
     expected = {name: place for name, place in places.items() if name not in gone}
-    for found in (index, read_index(index.to_bytes(), index.generation)):
+    for found in (index, read(index.to_bytes(), index.generation)):
         assert dict(found.items()) == expected
         assert all(found.find(name) == expected.get(name) for name in names)
 
@@ -104,20 +133,19 @@ def test_an_altered_byte_is_found(at: int, to: int) -> None:
     same = data[at] == to
     data[at] = to
     if same:
-        read_index(data, 2)
+        whole(data, 2)
         return
     with pytest.raises(CorruptFileError):
-        read_index(data, 2)
+        whole(data, 2)
 
 
 def test_every_cut_is_found() -> None:
     data = index_of().to_bytes()
     for length in range(len(data)):
         with pytest.raises(CorruptFileError):
-            read_index(data[:length], 2)
+            whole(data[:length], 2)
 
 
-GOOD = [("train/rollout/", 2)]
 HOSTILE = {
     "another generation": altered({"generation": 7}),
     "no generation": altered({"generation": None}),
@@ -129,41 +157,116 @@ HOSTILE = {
     "segments of nothing": altered({"segments": None}),
     "a file in no segment": altered({"segments": [[ONE, 900, 9, ""]]}),
     "a file beyond its segment": altered({"segments": [[ONE, 499, 9, ""], [TWO, 9, 7, ""]]}),
-    "a folder elsewhere": altered({"folders": [["../x/", 7]]}),
-    "a folder without a slash": altered({"folders": [["train", 7]]}),
-    "a folder twice": altered({"folders": [["train/rollout/", 5], ["train/rollout/", 2]]}),
-    "the root as a folder": altered({"folders": [["", 7]]}),
-    "fewer files": altered({"folders": [["train/rollout/", 5]]}),
-    "more files": altered({"folders": [["train/rollout/", 500]]}),
-    "files below 0": altered({"folders": [["train/rollout/", -1]]}),
-    "a body that is longer": altered({"body": 10**6}),
-    "a body that is shorter": altered({"body": 190}),
-    "a body of no number": altered({"body": 1.5}),
-    "offsets that overflow": altered({"folders": GOOD}, body_of(["a", "b"], [(0, 2**64 - 5, 9), (0, 0, 1)])),
-    "two files in one place": altered({"folders": GOOD}, body_of(["a", "b"], [(0, 0, 9), (0, 8, 9)])),
-    "names out of order": altered({"folders": GOOD}, body_of(["b", "a"], [(0, 0, 1), (0, 8, 1)])),
-    "a name twice": altered({"folders": GOOD}, body_of(["a", "a"], [(0, 0, 1), (0, 8, 1)])),
-    "a name with a folder": altered({"folders": GOOD}, body_of(["../a", "b"], [(0, 0, 1), (0, 8, 1)])),
-    "a hidden name": altered({"folders": GOOD}, body_of([".tmp", "b"], [(0, 0, 1), (0, 8, 1)])),
-    "an empty name": altered({"folders": GOOD}, body_of(["", "b"], [(0, 0, 1), (0, 8, 1)])),
-    "no text": altered({"folders": GOOD}, body_of(["a", "b\udcff"], [(0, 0, 1), (0, 8, 1)])),
+    "folders of nothing": altered({"folders": None}),
+    "a folder elsewhere": altered({"folders": [["../x/", *blocks_of()[0][1:]]]}),
+    "a folder without a slash": altered({"folders": [["train", *blocks_of()[0][1:]]]}),
+    "a folder twice": altered({"folders": [blocks_of()[0]] * 2}),
+    "the root as a folder": altered({"folders": [["", *blocks_of()[0][1:]]]}),
+    "a folder without blocks": altered({"folders": [*blocks_of(), ["a/b/", [], [], [], [], []]]}),
+    "a folder that lacks numbers": altered({"folders": [blocks_of()[0][:-1]]}),
+    "fewer numbers than blocks": altered({"folders": [[*blocks_of()[0][:-1], []]]}),
+    "a number that no machine has": altered({"folders": blocks_of(length=2**70)}),
+    "a block of truth": altered({"folders": blocks_of(count=True)}),
+    "a folder less": altered({"folders": blocks_of()[:1]}),
+    "fewer files": altered({"folders": blocks_of(count=4)}),
+    "no files": altered({"folders": blocks_of(count=0)}),
+    "more files": altered({"folders": blocks_of(count=500)}),
+    "files below 0": altered({"folders": blocks_of(count=-1)}),
+    "another first name": altered({"folders": blocks_of(first="a")}),
+    "a first name of no text": altered({"folders": blocks_of(first=None)}),
+    "a block that is longer": altered({"folders": blocks_of(length=10**6)}),
+    "a block of less than nothing": altered({"folders": blocks_of(length=-5)}),
+    "a body that is longer": altered({"folders": blocks_of(body=10**6)}),
+    "a body that is shorter": altered({"folders": blocks_of(body=190)}),
+    "a body of no number": altered({"folders": blocks_of(body=None)}),
+    "offsets that overflow": altered({}, body_of(["a", "b"], [(0, 2**64 - 5, 9), (0, 0, 1)])),
+    "two files in one place": altered({}, body_of(["a", "b"], [(0, 0, 9), (0, 8, 9)])),
+    "names out of order": altered({}, body_of(["b", "a"], [(0, 0, 1), (0, 8, 1)])),
+    "a name twice": altered({}, body_of(["a", "a"], [(0, 0, 1), (0, 8, 1)])),
+    "a name with a folder": altered({}, body_of(["../a", "b"], [(0, 0, 1), (0, 8, 1)])),
+    "a hidden name": altered({}, body_of([".tmp", "b"], [(0, 0, 1), (0, 8, 1)])),
+    "an empty name": altered({}, body_of(["", "b"], [(0, 0, 1), (0, 8, 1)])),
+    "no text": altered({}, body_of(["a", "b\udcff"], [(0, 0, 1), (0, 8, 1)])),
 }
 
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_what_does_not_hold_together_is_refused(case: str) -> None:
     with pytest.raises(CorruptFileError, match="does not hold together"):
-        read_index(HOSTILE[case], 2)
+        whole(HOSTILE[case], 2)
 
 
 def test_a_later_format_is_refused_as_such() -> None:
     with pytest.raises(FormatVersionError, match="format 3"):
-        read_index(altered({"format": 3}), 2)
+        read(altered({"format": 3}), 2)
 
 
 def test_an_index_that_asks_for_all_memory_is_refused_before_it_gets_it() -> None:
     with pytest.raises(MemoryLimitError):
-        read_index(altered({"body": 10**15, "folders": [["a/b/", 10**13]]}), 2)
+        whole(altered({"folders": blocks_of(body=2**47, count=2**40)}), 2)
+
+
+def many(count: int) -> SegmentIndex:
+    """An index of so many files in two folders, two for each segment."""
+    ranges = {f"train/rollout/step_{step:06d}.parquet": (10 * step, 10) for step in range(count - 1)}
+    ranges["val/rollout/step_000000.parquet"] = (10 * count, 10)
+    return NONE.with_segment(Segment(ONE, 10 * count + 10, 10 * count, ""), ranges)
+
+
+class Counted:
+    """The file of an index, and how many bytes of it were asked for, each time."""
+
+    def __init__(self, data: bytes, tail: int) -> None:
+        self.data, self.asked = data, [tail]
+        self.index = read_index(data[-tail:], len(data), 1, self._read)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        self.asked.append(length)
+        return self.data[offset : offset + length]
+
+
+def test_of_many_files_only_a_bounded_part_is_read() -> None:
+    """Opening and finding take as many reads, and about as many bytes, of 100,000 files as of 50,000."""
+    few, many_more = (Counted(many(count).to_bytes(), 16_000) for count in (50_000, 100_000))
+    for found in (few, many_more):
+        assert found.index.find("train/rollout/step_004000.parquet") == Place(ONE, 40_000, 10)
+        assert found.index.find("train/rollout/step_004001.parquet") == Place(ONE, 40_010, 10)
+        assert found.index.find("train/rollout/step_99.parquet") is None
+        assert found.index.find("a/b/step_000000.parquet") is None
+    for found in (few, many_more):  # the last block, where the missing one would be, is in the end
+        assert len(found.asked) == 2, "the end, and one block"
+        assert found.asked[1] < 16_000 < len(found.data) / 5
+    assert len(many_more.index) == 100_000
+    before = len(many_more.asked)
+    assert len(many_more.index.names("train/rollout/")) == 99_999
+    assert len(many_more.asked) == before + 1, "all blocks at once"
+
+
+@pytest.mark.parametrize("tail", [16, 40, 100, 2_000, 10**6])
+def test_however_much_is_read_at_first_it_is_the_same_index(tail: int) -> None:
+    index = many(3_000)
+    back = read(index.to_bytes(), 1, tail).whole()
+    assert dict(back.items()) == dict(index.items())
+    assert back.segments == index.segments
+
+
+def test_damage_of_one_block_is_found_by_who_needs_it() -> None:
+    data = bytearray(many(3_000).to_bytes())
+    data[5] ^= 1
+    index = read(data, 1)
+    with pytest.raises(CorruptFileError, match="checksum"):
+        index.find("train/rollout/step_000000.parquet")
+    assert index.find("train/rollout/step_002500.parquet") == Place(ONE, 25_000, 10)
+    with pytest.raises(CorruptFileError, match="checksum"):
+        index.whole()
+
+
+def test_files_of_two_blocks_in_one_place_are_refused_as_a_whole() -> None:
+    ranges = {f"train/rollout/step_{step:06d}.parquet": (10 * (step % 1500), 10) for step in range(3_000)}
+    index = read(NONE.with_segment(Segment(ONE, 10**6, 30_000, ""), ranges).to_bytes(), 1)
+    assert index.find("train/rollout/step_000001.parquet") == Place(ONE, 10, 10)
+    with pytest.raises(CorruptFileError, match="two files lie in one place"):
+        index.whole()
 
 
 def test_names_of_indexes_and_segments() -> None:
@@ -171,7 +274,7 @@ def test_names_of_indexes_and_segments() -> None:
     assert made_at(ONE) == 1800000000
     assert made_at("train/rollout/step_000000.parquet") is None
     with pytest.raises(rolltape.KeyNameError):
-        rolltape.key.Key(split="segments.index", step=0)
+        rolltape.Key(split="segments.index", step=0)
 
 
 # -- the footer of Parquet -------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ GIVEN: dict[str, tuple[Any, str, Any]] = {
     "prefetch": (False, "0", False),
     "max_pending_bytes": ("512MB", "512000000", 512_000_000),
     "recycle": ("2GiB", "2147483648", 2**31),
+    "pin": (True, "1", True),
+    "lazy": (True, "1", True),
     "spool": ("spool/a", "spool/a", "spool/a"),
     "max_spool_bytes": ("50GB", "50GB", 50 * 10**9),
 }

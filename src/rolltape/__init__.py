@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rolltape.settings import MatchLevel, OnError, Settings
     from rolltape.steps import StepSelector
     from rolltape.tape import Recording, Summary, Tape
+    from rolltape.trusting import Trust, trust
     from rolltape.verify import Report, compare
 
 _HOMES = {
@@ -39,6 +40,7 @@ _HOMES = {
     "settings": ("MatchLevel", "OnError", "Settings"),
     "steps": ("StepSelector",),
     "tape": ("Recording", "Summary", "Tape"),
+    "trusting": ("Trust", "trust"),
     "verify": ("Report", "compare"),
 }
 """Where each name lives. They are fetched at first use: a process that has this package installed as a
@@ -48,13 +50,15 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Action", "Batch", "Decision", "Key", "MatchLevel", "Mode", "OnError", "OnMiss", "Overwrite",
-    "Recording", "Report", "Run", "Settings", "StepSelector", "Summary", "Tape", "__version__",
-    "compare", "deterministic", "open", "register_adapter", "register_role", "serve",
+    "Recording", "Report", "Run", "Settings", "StepSelector", "Summary", "Tape", "Trust", "__version__",
+    "compare", "deterministic", "open", "register_adapter", "register_role", "serve", "trust",
     *errors.__all__,
 ]  # fmt: skip
 
 
 hooks.register_hook("differing calls", lambda: import_module("rolltape.serving.proof").differing)
+hooks.register_hook("by prompt", lambda: import_module("rolltape.index.by_prompt").choose)
+hooks.register_hook("indexing", lambda: import_module("rolltape.index.index_writer").IndexWriter)
 hooks.register_hook("engine", lambda: import_module("rolltape.engines.api.taped").TapedEngine)
 
 

@@ -20,7 +20,8 @@ from rolltape.errors import ConfigError, MissingDependencyError
 __all__ = ["load_file"]
 
 _SECTION = "rolltape"
-_LARGEST = 2**24
+_LARGEST = {".json": 2**24, ".yaml": 2**20, ".yml": 2**20}
+"""Bytes of a file: reading a megabyte of YAML takes seconds."""
 
 
 def load_file(source: object) -> Mapping[str, Any]:
@@ -34,7 +35,7 @@ def load_file(source: object) -> Mapping[str, Any]:
     where = None
     if isinstance(source, (str, os.PathLike)):
         path = Path(os.fsdecode(source)).expanduser()
-        source, where = _read_path(path), path
+        source, where = read_config(path), path
     config = _plain(source, where)
     return _plain(config[_SECTION], where) if _SECTION in config else config
 
@@ -69,15 +70,16 @@ def _from_omegaconf(config: Any, omegaconf: Any) -> Mapping[str, Any]:
     return _plain(plain, None)
 
 
-def _read_path(path: Path) -> object:
+def read_config(path: Path) -> object:
+    """What a YAML or JSON file holds, whatever it is."""
     suffix = path.suffix.lower()
-    if suffix not in (".json", ".yaml", ".yml"):
+    if suffix not in _LARGEST:
         raise ConfigError("a config must be YAML or JSON", where=path, hint="name it .yaml, .yml or .json")
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would make us wait, a device would never end
             raise ValueError("this is no regular file")
-        if path.stat().st_size > _LARGEST:
-            raise ValueError(f"it has more than {_LARGEST:,} bytes")
+        if path.stat().st_size > _LARGEST[suffix]:
+            raise ValueError(f"it has more than {_LARGEST[suffix]:,} bytes")
         text = path.read_text(encoding="utf-8")
         return json.loads(text) if suffix == ".json" else _read_yaml(text, path)
     except RecursionError:

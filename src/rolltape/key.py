@@ -10,6 +10,7 @@ Pure: maps names to POSIX relative paths and back, and touches no file.
     train/rollout/step_000000.c1.of8.commit        says that all 8 shards of that call are there
     train/rollout/step_000000.c1.of8.void          names shards that are being replaced
     train/metrics.jsonl                            what was logged, a line per step
+    samples.index/train/rollout/….parquet          where the samples of which prompts are; made of recordings
 
 Names that differ only in case are different recordings here, but one file on a case-insensitive file system
 (macOS and Windows by default): do not rely on case alone.
@@ -18,6 +19,7 @@ Names that differ only in case are different recordings here, but one file on a 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from urllib.parse import quote, unquote
@@ -25,14 +27,20 @@ from urllib.parse import quote, unquote
 from rolltape.errors import KeyNameError
 from rolltape.steps import as_step
 
-__all__ = ["Key", "check_name", "metrics_path"]
+__all__ = ["Key", "check_name", "index_folder", "is_of_index", "metrics_path"]
 
 MAX_NAME = 100
 MAX_CALL_BYTES = 200
 MAX_FILE_NAME = 255
+MAX_WORLD = 2**17
+"""Ranks that a run can have: a name alone must not make anybody look for more."""
+
+MORE = "more-"
+"""How calls are named that added samples to prompts of which some were recorded before."""
 
 _METRICS = "metrics.jsonl"
-_TAKEN = {_METRICS, "tape.json", "segments.index"}
+_INDEX = "samples.index"
+_TAKEN = {_METRICS, "tape.json", "segments.index", _INDEX}
 _WINDOWS = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _PATH = re.compile(
     r"(?P<split>[^/]+)/(?P<stage>[^/]+)/step_(?P<step>[0-9]{6,19})"
@@ -82,6 +90,8 @@ class Key:
         object.__setattr__(self, "call", _check_call(self.call))
         object.__setattr__(self, "rank", as_step(self.rank, "rank"))
         object.__setattr__(self, "world_size", as_step(self.world_size, "world_size"))
+        if self.world_size > MAX_WORLD:
+            raise KeyNameError(f"world_size must be at most {MAX_WORLD:,}, not {self.world_size:,}")
         if self.rank >= self.world_size:
             raise KeyNameError(
                 f"rank must be less than world_size {self.world_size}, not {self.rank}",
@@ -123,9 +133,9 @@ class Key:
         call = f".c{self.call}" if self.call else ""
         return f"{self.split}/{self.stage}/step_{self.step:06d}{call}.of{self.world_size}"
 
-    def shards(self) -> list[Key]:
-        """The keys of all ranks, in their order."""
-        return [replace(self, rank=rank) for rank in range(self.world_size)]
+    def shards(self) -> Iterator[Key]:
+        """The keys of all ranks, in their order. A name can promise many: stop where one is missing."""
+        return (replace(self, rank=rank) for rank in range(self.world_size))
 
     @property
     def _file(self) -> str:
@@ -181,6 +191,20 @@ def metrics_path(split: str) -> str:
     'train/metrics.jsonl'
     """
     return f"{check_name('split', split)}/{_METRICS}"
+
+
+def index_folder(split: str, stage: str) -> str:
+    """Where the index of the samples of a stage is.
+
+    >>> index_folder("train", "rollout")
+    'samples.index/train/rollout/'
+    """
+    return f"{_INDEX}/{check_name('split', split)}/{check_name('stage', stage)}/"
+
+
+def is_of_index(name: str) -> bool:
+    """Whether a file is part of the index of samples: made of recordings, and not one of them."""
+    return name.startswith(f"{_INDEX}/") and name.endswith(".parquet") and name.count("/") == 3
 
 
 def check_name(kind: str, name: object) -> str:

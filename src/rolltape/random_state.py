@@ -42,8 +42,12 @@ def restore(found: dict[str, Json]) -> None:
             kind, keys, position, has_gauss, cached = found["numpy"]
             legacy: Any = (kind, _array(keys, np.uint32), position, has_gauss, _unfloat(cached))
             np.random.set_state(legacy)
-    except (KeyError, ValueError, TypeError) as error:
+        _restore_torch(found)
+    except (KeyError, ValueError, TypeError, RuntimeError, OverflowError, AttributeError) as error:
         raise CorruptFileError(f"the recorded random state cannot be restored: {error!r}") from None
+
+
+def _restore_torch(found: dict[str, Json]) -> None:
     torch = sys.modules.get("torch")
     if torch is None or "torch" not in found:
         return

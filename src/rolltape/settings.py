@@ -122,6 +122,15 @@ class Settings:
     A number of bytes, or text such as ``"8GB"``; 0 gives every batch fresh memory.
     """
 
+    pin: bool = False
+    """Whether the large tensors of a replay lie in page-locked memory, from which devices copy meanwhile."""
+
+    lazy: bool = False
+    """Whether the columns of a replayed batch are decoded only when somebody looks at them.
+
+    They are where they stand in a dict, a ``TensorDict`` or a ``DataProto``.
+    """
+
     spool: str | None = None
     """Where recordings for an object store wait on this machine; ``None``: in the user's cache directory."""
 
@@ -310,6 +319,8 @@ _READ: dict[str, Callable[[object], Any]] = {
     "prefetch": _read_bool,
     "max_pending_bytes": parse_size,
     "recycle": _read_recycle,
+    "pin": _read_bool,
+    "lazy": _read_bool,
     "spool": _read_dir,
     "max_spool_bytes": parse_size,
 }

@@ -15,14 +15,17 @@ from rolltape.errors import (
     TapeNotFoundError,
 )
 from rolltape.key import Key, metrics_path
+from rolltape.reader.acceptances import NAME as ACCEPTED
+from rolltape.reader.dropped_steps import NAME as DROPPED
 from rolltape.reader.integrity import Finding, incomplete_calls, inspect, look_at_recording, wrong_with
 from rolltape.storage import SegmentedStorage, Storage
 from rolltape.tape.commits import Committer
 from rolltape.tape.manifest import NAME, Manifest, digest_of, new_manifest, read_manifest, write_manifest
 from rolltape.tape.opening import not_found
+from rolltape.tape.place import as_node, strange_line
 from rolltape.tape.recording import Recording
 from rolltape.tape.segments import rebuild_index
-from rolltape.tape.shards import shortfall_of
+from rolltape.tape.shards import named, shortfall_of
 from rolltape.tape.step_index import recordings
 
 MENDED = ("damaged", "missing", "incomplete", "misplaced", "inputs", "metrics")
@@ -59,7 +62,7 @@ def repair(tape: Storage, copy: Storage | None = None, *, drop: bool = False) ->
     _mend_manifest(tape, copy, done)
     for finding in incomplete_calls(tape, {stat.name for stat in tape.everything()}):
         key = Key.parse(finding.file)
-        if key is not None and Committer(tape, "").complete(key):
+        if key is not None and Committer(tape, "", "").complete(key):
             done.completed.append(key.commit)
     if copy is not None:
         for finding in _wrong(tape):
@@ -89,7 +92,7 @@ def _mend_index(tape: Storage, done: Repair) -> None:
     if not isinstance(tape, SegmentedStorage):
         return
     try:
-        tape.index(newest=True)
+        tape.whole_index()
     except CorruptFileError:
         done.indexed = rebuild_index(tape)
 
@@ -123,31 +126,47 @@ def _mend_manifest(tape: Storage, copy: Storage | None, done: Repair) -> None:
 
 
 def _made_anew(tape: Storage) -> Manifest:
-    """What the recordings still say about their tape: when it began, its id, a digest of its fingerprint."""
+    """What the files still say about their tape: when it began, its id, a digest of its fingerprint."""
     when: list[str] = []
-    ids: set[str] = set()
+    splits: dict[str, None] = {}
+    ids: Counter[str] = Counter()
     digests: Counter[str] = Counter()
     for key in recordings(tape):
+        splits[key.split] = None
         try:
             about = Recording(tape, key).about
         except RolltapeError:  # a damaged one says nothing
             continue
         when += [about.recorded] if about.recorded else []
         digests.update([about.fingerprint] if about.fingerprint else [])
-        ids.add(about.tape or "")
+        ids.update([about.tape] if about.tape else [])
     if not when:
         if next(recordings(tape), None) is None:
             raise not_found(tape)
         raise TapeNotFoundError("tape.json is gone, and no recording can be read", where=tape.location)
     fresh = new_manifest({})
     digest = digests.most_common(1)[0][0] if digests else None
+    recorded = [one for one, _ in ids.most_common(1)]
+    named = [*_said_in(tape, ACCEPTED, "tape"), *_said_in(tape, DROPPED, "tape")]
+    # Recordings of an older version do not say it; what was logged beside them since does.
+    logged = [one for split in splits for one in _said_in(tape, metrics_path(split), "tape")]
+    said = [*named, *recorded, *(one for one, _ in Counter(logged).most_common(1))]
+    known = next((one for one in said if len(one) == len(fresh.id)), fresh.id)
+    sources = [*recorded, *named, *_said_in(tape, ACCEPTED, "before", "candidate")]
     return replace(
         fresh,
-        id=known if len(known := next(iter(ids))) == len(fresh.id) and len(ids) == 1 else fresh.id,
+        id=known,
+        sources=[one for one in dict.fromkeys(sources) if one != known],
         created=min(when),
         environment={},
         lost=None if digest == digest_of({}) else digest,
     )
+
+
+def _said_in(tape: Storage, name: str, *fields: str) -> list[str]:
+    """The ids of tapes that the lines of a file name, the latest first."""
+    nodes = [as_node(line) or {} for line in reversed(_lines(tape, name))]
+    return [one for node in nodes for field in fields if isinstance(one := node.get(field), str)]
 
 
 # -- recordings and metrics --------------------------------------------------------------------------------
@@ -160,8 +179,8 @@ def _fetch(tape: Storage, copy: Storage, finding: Finding, done: Repair) -> None
         _fetch_shards(tape, copy, key, done)
         return
     if key is None:
-        if finding.kind == "metrics" and finding.file not in done.fetched:
-            _fetch_metrics(tape, copy, finding.file, done)
+        if finding.file not in done.fetched:
+            _fetch_lines(tape, copy, finding.file, done)
         return
     result = replace(key, inputs=False)
     wanted = [one for one in (replace(key, inputs=True), result) if copy.exists(one.path)]
@@ -177,16 +196,30 @@ def _is_sound(copy: Storage, key: Key) -> bool:
     return not look_at_recording(copy, key, has_partner=partner).findings
 
 
-def _fetch_metrics(tape: Storage, copy: Storage, name: str, done: Repair) -> None:
-    mine, theirs = _lines(tape, name), _lines(copy, name)
-    if len(theirs) >= len(mine) and not any(map(wrong_with, theirs)):
+def _fetch_lines(tape: Storage, copy: Storage, name: str, done: Repair) -> None:
+    """Take metrics or a note from the copy, if all of it is sound and of this tape there."""
+    if not copy.exists(name):
+        return
+    mine, theirs = _sound_lines(tape, name), _lines(copy, name)
+    if len(theirs) >= len(mine) and theirs == _sound_lines(copy, name):
         _write_lines(tape, name, theirs)
         done.fetched.append(name)
 
 
+def _sound_lines(storage: Storage, name: str) -> list[bytes]:
+    """The lines, or the note, that can be read and are of this tape."""
+    logged = name.endswith("/metrics.jsonl")
+    return [
+        line
+        for line in _lines(storage, name)
+        if not (logged and wrong_with(line)) and not strange_line(storage, name, line)
+    ]
+
+
 def _fetch_shards(tape: Storage, copy: Storage, key: Key, done: Repair) -> None:
     """Take all shards of a call from the copy, if it is complete and sound there: they belong together."""
-    shards = [shard for shard in replace(key, inputs=False).shards() if copy.exists(shard.path)]
+    there = named(copy.names(f"{key.split}/{key.stage}/"))[0]
+    shards = [shard for shard in there if shard.is_shard and shard.commit == key.commit]
     files = [one for shard in shards for one in (replace(shard, inputs=True), shard) if copy.exists(one.path)]
     if not shards or shortfall_of(copy, key) is not None or not all(_is_sound(copy, one) for one in files):
         return
@@ -202,10 +235,13 @@ def _fetch_shards(tape: Storage, copy: Storage, key: Key, done: Repair) -> None:
 def _drop(tape: Storage, finding: Finding, done: Repair) -> None:
     at = _place(finding)
     if at is None:
-        if finding.kind == "metrics":
-            kept = [line for line in _lines(tape, finding.file) if wrong_with(line) is None]
+        if finding.kind in ("metrics", "misplaced"):
+            kept = _sound_lines(tape, finding.file)
             done.lines += len(_lines(tape, finding.file)) - len(kept)
-            _write_lines(tape, finding.file, kept)
+            if kept or finding.kind == "metrics":
+                _write_lines(tape, finding.file, kept)
+            else:  # all of it is of another tape
+                tape.delete(finding.file)
         return
     if at in done.dropped:
         return
@@ -226,8 +262,12 @@ def _step(line: bytes) -> int | None:
 
 
 def _lines(storage: Storage, name: str) -> list[bytes]:
+    """The lines of a file; all of it at once where it is one note."""
     try:
-        return [line for line in bytes(storage.read(name)).split(b"\n") if line]
+        text = bytes(storage.read(name))
+        return (
+            [line for line in text.split(b"\n") if line] if name.endswith(".jsonl") else [text.rstrip(b"\n")]
+        )
     except StepMissingError:
         return []
 

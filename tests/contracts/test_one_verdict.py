@@ -10,8 +10,8 @@ import pytest
 import rolltape
 from rolltape.pytest_plugin import assert_matches_tape
 from rolltape.verify.rules.noise_floor import Floor, write_floor
+from rolltape.viewer.comparisons import compare_step
 from rolltape.viewer.library import Library
-from rolltape.viewer.side_by_side import compare_step
 from tests.cli_tapes import run
 
 

@@ -191,7 +191,8 @@ class FaultProxy:
             await _delivered(writer)
             return True
         upstream.write(request.head)
-        self.sent[request.kind] += await _body(reader, request.length, upstream)
+        sent = await _body(reader, request.length, upstream)
+        self.sent[request.kind] += sent
         return await self._answer(request, fault, behind, writer)
 
     def _fault(self, kind: str) -> str | None:
@@ -226,7 +227,9 @@ class FaultProxy:
                 await _body(behind, cut, writer)
                 await _delivered(writer)
             return False
-        self.received[request.kind] += await _body(behind, length, writer)
+        self.received[request.kind] += length or 0  # before the client has all, and asks how much it was
+        passed = await _body(behind, length, writer)
+        self.received[request.kind] += passed - (length or 0)
         await _delivered(writer)
         return b"connection: close" not in head.lower()
 

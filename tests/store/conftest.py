@@ -1,9 +1,14 @@
 """The object stores of these tests."""
 
+import os
+
 import pytest
 
 from tests.object_servers.fixtures import *  # noqa: F403
 from tests.slow.rounds import *  # noqa: F403
+
+# A Ray cluster listens on loopback alone, as it does by default on macOS; read when ray is imported.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
 @pytest.fixture(autouse=True)

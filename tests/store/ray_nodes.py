@@ -10,19 +10,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import ray
 from ray.cluster_utils import Cluster
 
 from rolltape.ray.cluster_spread import RaySpread, variables
 
+KEPT = {"RAY_idle_worker_killing_time_threshold_ms": "600000", "RAY_num_workers_soft_limit": "4"}
+"""So that a worker is started once, and not for every test: that takes seconds of two CPUs."""
 QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One for all tests of a file: what has other variables needs workers of its own.
+
+    Import it where a cluster is shared; it takes the place of the one of each test.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLLTAPE_SPOOL", str(tmp_path_factory.mktemp("spool")))
+        yield
 
 
 @contextmanager
 def nodes(count: int, folder: Path) -> Iterator[Cluster]:
     """A head that does no work and so many nodes of one CPU each, which this process is connected to."""
     before = dict(os.environ)
-    os.environ.update(QUIET, RAY_TMPDIR=str(folder))
+    os.environ.update(QUIET | KEPT, RAY_TMPDIR=str(folder))
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         for _ in range(count):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
 from contextlib import suppress
 from typing import Any
@@ -14,9 +16,11 @@ from pyarrow import fs
 import rolltape
 from rolltape.key import Key
 from rolltape.storage import ObjectStorage, segmented, storage_at
+from rolltape.storage.segment_index import Segment
 from rolltape.tape.compaction import compact
 from tests.cli_tapes import run
 from tests.compacting import Died, Dying, around, everything, findings, folded, replayed
+from tests.object_servers.fault_proxy import FaultProxy
 from tests.taping import Rollout, batch_of, record, same
 
 
@@ -47,6 +51,26 @@ def test_every_file_stays_what_it_is_and_is_replayed(tape: str) -> None:
     assert all(same(value, batch_of(step)) for step, value in enumerate(replayed(tape, range(12))))
     assert same(early.batch(["reward"])["reward"], batch_of(5)["reward"]), "a reader from before goes on"
     assert reader.steps() == list(range(12))
+
+
+def test_of_the_index_of_many_steps_a_bounded_part_is_read(s3_url: str, s3_proxy: FaultProxy) -> None:
+    """100,000 folded steps: whoever opens the tape and asks for one reads as much as with 30,000."""
+    asked = []
+    for count in (30_000, 100_000):
+        storage = storage_at(f"{s3_url}/{count}")
+        dice = random.Random(0)  # sizes of real recordings differ, which makes an index larger
+        sizes = [dice.randrange(10_000, 40_000) for _ in range(count)]
+        offsets = [0, *itertools.accumulate(sizes)]
+        ranges = {Key(step=at).path: (offsets[at], sizes[at]) for at in range(count)}
+        name = "train/rollout/segment_000000-099999.1800000000-000000001.parquet"
+        segment = Segment(name, offsets[-1], offsets[-1], "")
+        storage.change(lambda index, made=segment, ranges=ranges: index.with_segment(made, ranges))
+        s3_proxy.forget()
+        assert storage_at(f"{s3_url}/{count}").stat(Key(step=7).path).size == sizes[7]
+        asked.append((dict(s3_proxy.requests), s3_proxy.received["GET"]))
+    assert asked[0][0] == asked[1][0] == {"LIST": 1, "HEAD": 1, "GET": 2}, "the end, and one block"
+    assert asked[1][1] < 100_000
+    assert asked[1][1] == pytest.approx(asked[0][1], rel=0.2)
 
 
 def test_pruning_recording_and_writing_anew(tape: str) -> None:

@@ -8,6 +8,8 @@ from obstore.store import S3Store
 
 from rolltape.errors import CorruptFileError, MemoryLimitError
 from rolltape.storage import ObjectStorage
+from rolltape.storage.store_client import StoreClient
+from tests.object_servers.fixtures import objects
 from tests.object_servers.s3 import BUCKET
 from tests.store.runs import train
 
@@ -83,3 +85,17 @@ def test_listings_of_many_pages_are_whole(s3_url: str) -> None:
         list(pool.map(lambda name: storage.publish(name, [b"x"], replace=False), sorted(names)))
     assert set(storage.names("train/rollout/")) == names
     assert {stat.name for stat in storage.everything()} == names
+
+
+def test_what_a_kill_left_of_a_look_whether_a_place_can_be_written_goes_with_the_next(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many that die there leave one small object, which no reader sees."""
+    with monkeypatch.context() as killed:
+        killed.setattr(StoreClient, "delete", lambda self, keys: None)
+        for _ in range(3):
+            ObjectStorage(s3_url).check_writable()
+    assert len(objects(s3_url)) == 1
+    assert list(ObjectStorage(s3_url).everything()) == []
+    ObjectStorage(s3_url).check_writable()
+    assert objects(s3_url) == {}

@@ -19,13 +19,14 @@ import rolltape
 import rolltape.ray
 from rolltape.errors import BatchError, ConfigError, StepExistsError, StepMissingError
 from rolltape.ray.step_writer import StepWriter
-from rolltape.storage import LocalStorage
+from rolltape.storage import LocalStorage, segmented
 from rolltape.tape.manifest import new_manifest
 from tests.cli_tapes import damage, file_of, record, run
+from tests.compacting import folded
 from tests.object_servers.fixtures import forget_credentials
 from tests.object_servers.s3 import BUCKET
 from tests.snippets import snippets
-from tests.store.ray_nodes import kill_where, nodes, stall
+from tests.store.ray_nodes import _own_spool, kill_where, nodes, stall  # noqa: F401
 
 STEPS = 5
 
@@ -42,7 +43,7 @@ def s3_folder(s3_server):
 
 
 @pytest.fixture(scope="module")
-def cluster(s3_folder):
+def cluster(s3_folder, _own_spool):  # noqa: F811
     with nodes(2, Path("/tmp") / f"d{os.getpid()}") as made:
         ray.data.DataContext.get_current().enable_progress_bars = False
         yield made
@@ -87,6 +88,10 @@ def in_order(rows):
 
 def plain(value):
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def listed(dataset):
+    return in_order([{name: plain(value) for name, value in row.items()} for row in dataset.take_all()])
 
 
 def test_rows_are_those_of_an_export(cluster, tape, tmp_path):
@@ -144,6 +149,32 @@ def test_the_examples_of_the_guide_run(cluster, tmp_path, monkeypatch):
     assert names["best"].count() == 3
     assert names["run"].steps() == [0, 1, 2]
     assert names["report"].clean
+
+
+def test_segments_are_read_by_ray_data_itself(cluster, tmp_path, monkeypatch, capsys):
+    """docs/reading-with-other-tools.md: its block for Ray Data, on the tape of its first block, folded."""
+    monkeypatch.chdir(tmp_path)
+    blocks = [one for one in snippets("docs/reading-with-other-tools.md") if one.language == "python"]
+    ours = next(one for one in blocks if "import ray" in one.text)
+    exec(compile(blocks[0].text, blocks[0].where, "exec"), {})
+    folded("runs/base")
+    exec(compile(ours.text, ours.where, "exec"), {})
+    assert capsys.readouterr().out.splitlines()[-1] == "0.75"
+
+
+def test_rows_of_a_folded_tape_are_those_of_a_plain_one(cluster, tape, s3_folder, tmp_path, monkeypatch):
+    """In a directory and in a store; also those that a filter leaves, and those of single columns."""
+    monkeypatch.setattr(segmented, "GRACE", 0.15)
+    places = [str(tmp_path / "tape"), f"{s3_folder}/folded-{os.urandom(4).hex()}"]
+    for place in places:
+        assert run("push", tape, place).exit_code == 0
+        folded(place)
+    asked = [{}, {"columns": ["reward"], "steps": "1-2"}, {"where": pc.field("reward") > 3.5}]
+    for options in asked:
+        wanted = listed(rolltape.ray.read(tape, **options))
+        assert wanted
+        for place in places:
+            assert listed(rolltape.ray.read(place, **options)) == wanted
 
 
 def test_what_is_not_there_is_an_error(cluster, tape):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import threading
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 
@@ -28,7 +30,7 @@ from tests.cli_tapes import command, run
 from tests.object_servers.fixtures import forget_credentials
 from tests.object_servers.s3 import BUCKET
 from tests.spread_tapes import CANDIDATES, MINE, RERUNS, make_tapes
-from tests.store.ray_nodes import LosesANode, nodes
+from tests.store.ray_nodes import LosesANode, _own_spool, nodes  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def s3_folder(s3_server):
 
 
 @pytest.fixture(scope="module")
-def cluster(s3_folder):
+def cluster(s3_folder, _own_spool):  # noqa: F811
     with nodes(2, Path("/tmp") / f"r{os.getpid()}") as made:
         yield made
     shutil.rmtree(f"/tmp/r{os.getpid()}", ignore_errors=True)
@@ -180,6 +182,21 @@ def test_an_error_of_a_worker_is_raised_here(cluster, tapes):
         rolltape.compare(tapes / "base", tapes / "damaged", steps="3-")
     assert str(there.value) == str(here.value)
     assert ray.is_initialized(), "a cluster that was there before stays"
+
+
+def test_nobody_but_this_machine_can_reach_the_cluster_of_these_tests(cluster):
+    address = ipaddress.ip_address(cluster.address.rpartition(":")[0])
+    assert address.is_loopback
+    listening = {
+        (one.name(), connection.laddr.ip)
+        for one in psutil.Process().children(recursive=True)
+        for connection in one.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and one.name() != "weed"
+    }
+    assert {"gcs_server", "raylet"} <= {name for name, _ in listening}
+    assert [
+        one for one in listening if not ipaddress.ip_address(one[1].removeprefix("::ffff:")).is_loopback
+    ] == []
 
 
 def test_another_cluster_than_the_one_in_use_is_refused(cluster):

@@ -50,14 +50,16 @@ def test_a_recorded_step_costs_what_the_model_says(s3_url, s3_proxy):
 
 def test_a_replayed_step_costs_what_the_model_says(s3_url, s3_proxy, monkeypatch):
     monkeypatch.setattr("rolltape.tape.prefetch.DEEPEST", 1)  # how far ahead depends on the moment
-    recorded(s3_url, range(16))
-    few = counted(s3_proxy, lambda: replayed(s3_url, range(3)))
-    many = counted(s3_proxy, lambda: replayed(s3_url, range(13)))
-    more = many - few
-    wanted = times(scale_model.REPLAYED, 10 * len(STAGES))
-    for kind, count in wanted.items():  # whether the step after the last one is begun depends on the moment
-        assert abs(more[kind] - count) <= len(STAGES), kind
-    assert more["PUT"] == more["LIST"] == 0
+    costs = []
+    for length in (3, 23):  # to the last step: nothing that was not asked for is read
+        recorded(f"{s3_url}/{length}", range(length))
+        costs.append(counted(s3_proxy, lambda length=length: replayed(f"{s3_url}/{length}", range(length))))
+    few, many = costs
+    wanted = times(scale_model.REPLAYED, 20 * len(STAGES))
+    assert many["GET"] - few["GET"] == wanted.pop("GET")
+    for kind, count in wanted.items():  # whether it is looked for a step after the last depends on the moment
+        assert abs(many[kind] - few[kind] - count) <= len(STAGES), kind
+    assert many["PUT"] == many["LIST"] - few["LIST"] == 0
 
 
 def test_opening_a_tape_costs_what_the_model_says(s3_url, s3_proxy):

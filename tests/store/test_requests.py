@@ -12,7 +12,7 @@ from rolltape.key import Key
 from rolltape.storage import ObjectStorage
 from rolltape.tape.recording import Recording
 from tests.object_servers.fault_proxy import FaultProxy
-from tests.store.runs import batch_of
+from tests.store.runs import batch_of, train
 
 
 def steps_of(tape: rolltape.Tape, proxy: FaultProxy, steps: range, *, log: bool = True) -> Counter[str]:
@@ -71,3 +71,15 @@ def test_opening_a_recording_is_one_request_and_some_columns_one_more(
     assert s3_proxy.requests["GET"] <= 1 + groups
     assert s3_proxy.requests["HEAD"] == s3_proxy.requests["LIST"] == 0
     assert s3_proxy.received["GET"] < rows * 100 * 8 * 6 * 0.4 + 200_000
+
+
+def test_a_comparison_lists_as_much_however_many_steps_there_are(s3_url: str, s3_proxy: FaultProxy) -> None:
+    lists = []
+    for count in (2, 10):
+        for name in ("base", "again"):
+            train(f"{s3_url}/{count}/{name}", "record", range(count))
+        s3_proxy.forget()
+        report = rolltape.compare(f"{s3_url}/{count}/base", f"{s3_url}/{count}/again")
+        assert report.clean
+        lists.append(s3_proxy.requests["LIST"])
+    assert lists[0] == lists[1]

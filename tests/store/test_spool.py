@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import obstore
@@ -16,7 +17,7 @@ from obstore.store import from_url
 import rolltape
 from rolltape.errors import StorageError, StoreUnreachableError
 from rolltape.storage import ObjectStorage, Spool, SpooledStorage
-from tests.object_servers.fault_proxy import FaultProxy
+from tests.object_servers.fault_proxy import FaultProxy, Faults
 from tests.object_servers.s3 import S3Server
 from tests.store.runs import assert_whole, batch_of, train
 
@@ -57,6 +58,27 @@ def test_a_store_that_is_away_for_the_middle_third_loses_nothing(
     assert (summary.recorded, summary.lost, summary.waiting) == (60, (), ())
     assert waiting() == 0
     assert_whole(s3_url, range(60))
+
+
+def test_a_store_that_takes_questions_and_never_answers_does_not_hold_the_trainer(
+    s3_url: str, s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """About as long as for one that is away, and not for as long as one request may take."""
+    monkeypatch.setattr("rolltape.storage.spooled.ASKING", 0.5)
+    monkeypatch.setenv("ROLLTAPE_STORE_TIMEOUT", "12")
+    waited: list[float] = []
+    with rolltape.Tape(s3_url, mode="record") as tape:
+        stage = tape.stage("rollout")(lambda: batch_of(0))
+        for step in range(4):
+            s3_proxy.faults = Faults(hang=1.0 if step else 0.0)
+            started = time.monotonic()
+            with tape.step(step):
+                stage()
+            waited.append(time.monotonic() - started)
+        s3_proxy.faults = Faults()
+    assert max(waited) < 10, "one request may take 12 seconds"
+    assert tape.summary().recorded == 4
+    assert waiting() == 0
 
 
 def test_what_is_not_up_when_the_run_ends_is_told_and_drained_later(

@@ -9,6 +9,7 @@ import torch
 
 from rolltape import ConfigError, MismatchError, StepMissingError, Tape
 from rolltape.integrations.trl import instrument
+from tests.compacting import folded, plain
 from tests.trl.training import build, digits, refuse, run, timeless
 
 
@@ -52,6 +53,15 @@ def test_the_replay_is_the_run(on_tape, case) -> None:
     replayed = run(on_tape("replay", **CASES[case])[0])
     assert len([entry for entry in recorded.logs if "grad_norm" in entry]) == 8
     assert {entry["grad_norm"] for entry in recorded.logs if "grad_norm" in entry} != {0.0}
+    assert replayed.weights == recorded.weights
+    assert replayed.logs == recorded.logs
+
+
+def test_the_replay_of_a_tape_of_segments_is_the_run(on_tape, tmp_path) -> None:
+    recorded = run(on_tape("record")[0])
+    assert folded(tmp_path / "tape").recordings
+    assert not plain(tmp_path / "tape"), "all of it is in segments"
+    replayed = run(on_tape("replay")[0])
     assert replayed.weights == recorded.weights
     assert replayed.logs == recorded.logs
 

@@ -1,6 +1,8 @@
 """verl's types come back as they were."""
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ from verl import DataProto
 from verl.utils import tensordict_utils as tu
 
 import rolltape
+from rolltape.codec.file import RecordingFile
 from rolltape.integrations.verl import adapters  # noqa: F401
 from tests.verl.batches import assert_same, output_for, prompts_for
 
@@ -102,3 +105,37 @@ def test_columns_are_read_without_verl(tmp_path, there_and_back):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [np.linspace(0, 1, 4).tolist(), False]
+
+
+def test_a_lazy_data_proto_decodes_the_tensors_that_are_used(tmp_path, monkeypatch):
+    output = output_for(prompts_for(0), seed=1)
+    with rolltape.Tape(tmp_path / "tape", mode="record") as tape, tape.step(0):
+        tape.stage("rollout")(lambda: output)()
+    decoded, real = [], RecordingFile._expanded
+    monkeypatch.setattr(
+        RecordingFile,
+        "_expanded",
+        lambda self, names, *rest: (decoded.extend(names), real(self, names, *rest))[1],
+    )
+
+    def replayed():
+        with rolltape.Tape(tmp_path / "tape", mode="replay", lazy=True) as tape, tape.step(0):
+            return tape.stage("rollout")(lambda: None)()
+
+    back = replayed()
+    assert type(back) is DataProto
+    assert len(back) == len(output)
+    assert not {"responses", "response_mask", "rollout_log_probs", "rm_scores"} & set(decoded)
+    assert torch.equal(back.batch["response_mask"], output.batch["response_mask"])
+    assert "responses" not in decoded
+    assert_same(output, back)
+    for change in (
+        lambda found: DataProto.concat(found.chunk(2)),
+        lambda found: pickle.loads(pickle.dumps(found)),
+        lambda found: found.select(batch_keys=list(output.batch.keys())),
+        lambda found: found[:],
+        lambda found: found.union(replayed()),
+        lambda found: found.to("cpu"),
+        copy.deepcopy,
+    ):
+        assert_same(output, change(replayed()))

@@ -1,5 +1,7 @@
 """One damaged file is shown where it is, and the rest of the run works."""
 
+import json
+
 import httpx
 import numpy as np
 import pytest
@@ -79,3 +81,30 @@ def test_export_writes_what_can_be_read(tape, capsys):
     with pytest.raises(SystemExit):
         cli.main(["export", str(tape), "--format", "jsonl", "--to", str(tape.parent / "out.jsonl")])
     assert len((tape.parent / "out.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("place", ["no\0path", "/nowhere", "\udcff", "x" * 5000])
+def test_a_baseline_that_is_no_place_hides_nothing(tape, place):
+    with rolltape.Tape(tape, mode="replay", out=tape.parent / "again") as replayed:
+        for step in range(3):
+            with replayed.step(step):
+                replayed.log({"pg_loss": step})
+    manifest = tape.parent / "again" / "tape.json"
+    said = json.loads(manifest.read_text())
+    said["baseline"] |= {"dir": place}
+    manifest.write_text(json.dumps(said))
+    library = Library([str(tape.parent / "again")])
+    assert library.baseline(0) is None
+    with serve(Library([str(tape.parent / "again"), str(tape)])) as address:
+        assert httpx.get(address).status_code == 200
+
+
+def test_an_index_that_cannot_be_made_is_told_as_any_page(tape, monkeypatch):
+    def broken(library, at):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("rolltape.viewer.run_facts.run_facts", broken)
+    with serve(Library([str(tape), str(tape)])) as address:
+        answer = httpx.get(address)
+    assert answer.status_code == 500
+    assert "OSError: the disk is gone" in answer.text

@@ -5,7 +5,10 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+import rolltape
 from rolltape.cli.app import app as cli
+from rolltape.steps import ALL_STEPS
+from rolltape.viewer import export_html
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,7 @@ def test_the_file_is_whole_in_itself(exported):
 def test_its_pages_work_without_a_server(watched, exported, truth):
     page = watched().page
     page.goto(exported.as_uri())
-    expect(page.locator("h1")).to_have_text("Tapes")
+    expect(page.locator("h1")).to_have_text("Runs")
     page.locator("main a", has_text="base").first.click()
     expect(page.locator("nav.crumbs b")).to_have_text("base")
     expect(page.locator("figcaption", has_text="reward").first).to_be_visible()
@@ -77,3 +80,15 @@ def test_steps_have_to_be_chosen(runs, tmp_path, capsys):
     assert left.value.code == 3
     assert not list(tmp_path.iterdir())
     assert "70" in capsys.readouterr().err
+
+
+def test_runs_of_other_stages_go_into_one_file(tmp_path):
+    for name in ("rollout", "other"):
+        with rolltape.Tape(tmp_path / name, mode="record") as tape, tape.step(0):
+            tape.stage(name)(lambda: {"uid": ["a"], "reward": [1.0]})()
+    for pair in (("rollout", "other"), ("other", "rollout")):
+        export_html([str(tmp_path / name) for name in pair], str(tmp_path / "out.html"), ALL_STEPS)
+        text = (tmp_path / "out.html").read_text("utf-8")
+        assert 'data-path="/c/0/1"' in text
+        assert 'data-path="/c/0/1/train' not in text
+        (tmp_path / "out.html").unlink()

@@ -119,3 +119,12 @@ def test_without_the_token_nothing_is_said_whatever_is_asked(library):
             status, _, body = answer(app, request(random.Random(seed)))
             assert status == 403
             assert TOKEN.encode() not in body
+
+
+@pytest.mark.parametrize("path", ["/t/0/", "/t/0", "/", "/nowhere/"])
+@pytest.mark.parametrize("query", [b"\xff\xfe", b"token=\xff", b"q=\xed\xa0\x80&\x00=\x7f", "q=ü".encode()])
+def test_a_query_that_is_no_text_has_an_answer(library, path, query):
+    scope = request(random.Random(0)) | {"method": "GET", "headers": [FIELDS[0]], "query_string": query}
+    status, headers, _ = answer(Viewer(library).app, scope | {"path": path, "raw_path": path.encode()})
+    assert status in (200, 302, 307, 404)
+    assert all(value.isascii() for value in headers.values())

@@ -76,10 +76,10 @@ def drag(figure, start, end):
 
 
 @pytest.mark.parametrize("step", range(10))
-def test_pointing_says_the_value_to_the_last_digit(figure, step):
+def test_pointing_says_the_value_in_a_few_digits(figure, step):
     point_at(figure, step)
     expect(reading(figure)).to_have_text(re.compile(f"^step {step}: "))
-    assert float(reading(figure).text_content().split(": ")[1]) == pytest.approx(VALUES[step], 0, 0, True)
+    assert float(reading(figure).text_content().split(": ")[1]) == pytest.approx(VALUES[step], 5e-5, 0, True)
     others = figure.page.locator("figure", has_text="only finite").locator(".read")
     expect(others).to_have_text(f"step {step}: {step}")
 
@@ -174,7 +174,7 @@ def test_two_runs_are_two_curves_with_the_step_where_they_part(watched, address)
     page = watched(base_url=address).page
     page.goto("/c/0/1")
     figure = loss(page)
-    expect(figure.locator("figcaption")).to_contain_text("parts at step 4")
+    expect(figure.locator("figcaption")).to_contain_text("differs from step 4 on")
     box, mark = (figure.locator(name).bounding_box() for name in (".u-over", ".mark"))
     assert mark["x"] == pytest.approx(spot(figure, 4)[0], abs=2)
     assert mark["height"] == pytest.approx(box["height"], abs=1)
@@ -217,7 +217,11 @@ def test_values_next_to_each_other_are_drawn(watched, tmp_path, values):
 def test_integers_of_any_size_are_told_apart():
     left, right = ({0: {"tokens": 2**53, "huge": 10**400}}, {0: {"tokens": 2**53 + 1, "huge": 10**400}})
     parted, same = charts.both_charts(left, right, ("a", "b"), "")
-    assert (parted.title, parted.mark, parted.note) == ("tokens", 0, "parts at step 0, at most 1 apart")
+    assert (parted.title, parted.mark, parted.note) == (
+        "tokens",
+        0,
+        "differs from step 0 on, at most 1 apart",
+    )
     assert (same.title, same.mark, same.lines[0].values) == ("huge", None, ["inf"])
     both_nan = {0: {"loss": math.nan}}
     (chart,) = charts.both_charts(both_nan, both_nan, ("a", "b"), "")
@@ -234,7 +238,7 @@ def test_a_file_has_the_same_plots(watched, curves, tmp_path):
     library = Library([str(curves / "one"), str(curves / "two")])
     out.write_text(export_pages(library, StepSelector.parse("0-9")), "utf-8")
     page = watched().page
-    for path, text in (("/t/0", "step 1: 0.3333333333333333"), ("/c/0/1", "step 1: one 0.3333333333333333")):
+    for path, text in (("/t/0", "step 1: 0.33333"), ("/c/0/1", "step 1: one 0.33333")):
         page.goto(f"{out.as_uri()}#{path}")
         figure = loss(page)
         point_at(figure, 1)

@@ -77,7 +77,7 @@ def test_it_says_what_the_report_says(watched, report):
     ]
     unlike = {(e["stage"], e["name"]) for e in told["entries"] if e["verdict"] != "bitwise"}
     assert [tuple(row[:2]) for row in cells(page, "The chain of stages")] == in_order(told, unlike)
-    assert page.locator("figure figcaption").all_inner_texts() == ["reward", "loss", "grad_norm"]
+    assert page.locator("figure figcaption").all_inner_texts()[:3] == ["reward", "loss", "grad_norm"]
 
 
 def test_tokens_are_the_texts_that_the_tokenizer_has(watched, report, runs, truth):

@@ -49,7 +49,7 @@ def test_padding_is_left_out(tmp_path):
     assert one.reward == 1
     groups = find_groups(view)
     assert [(g.uid, g.samples, g.rewards) for g in groups] == [("a", [0, 1], [1.0, 0.5]), ("b", [2], [2.0])]
-    assert [g.truncated for g in groups] == [0, 1]
+    assert [g.truncated for g in groups] == [None, None]  # nothing shows what ends a response
     assert groups[0].length == 2
 
 

@@ -110,12 +110,29 @@ def _honest(bits: Bits) -> Bits:
 
 def _tensor(data: np.ndarray, dtype: str, wrap: dict[str, Json]) -> Any:
     torch = import_torch()
-    tensor = torch.from_numpy(data)
+    tensor = _owner(data, torch)
+    if tensor is None:
+        tensor = torch.from_numpy(data)
     if dtype in dtypes.HELD_AS:
         tensor = tensor.view(getattr(torch, dtype))
     if wrap.get("parameter"):
         return torch.nn.Parameter(tensor, requires_grad=bool(wrap.get("grad")))
     return tensor.requires_grad_() if wrap.get("grad") else tensor
+
+
+def _owner(data: np.ndarray, torch: Any) -> Any:
+    """The tensor whose memory an array is, as a tensor like the array; None where there is no such tensor.
+
+    torch knows more about memory that it allocated itself: that it is page-locked, and who copies from it.
+    """
+    base: Any = data
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if not isinstance(base, torch.Tensor) or base.numel() * base.element_size() != data.nbytes:
+        return None
+    if not data.flags.c_contiguous or base.data_ptr() != data.__array_interface__["data"][0]:
+        return None
+    return base.view(getattr(torch, data.dtype.name)).view(data.shape)
 
 
 def _order(data: np.ndarray) -> dict[str, Json]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from rolltape.batch import classes, registry, scalars
 from rolltape.batch.classes import Inner, Inside
+from rolltape.batch.lazy import LazyDict
 from rolltape.batch.scalars import Json as Json
 from rolltape.batch.scalars import is_utf8
 from rolltape.errors import CorruptFileError, RolltapeError, UnsupportedValueError
@@ -86,6 +87,8 @@ def to_json(value: Any, leaf: Leaf, path: Path = (), *, lists: Leaf | None = Non
     kind = type(value)
     if value is None or kind is bool:
         return value
+    if kind is LazyDict:
+        value, kind = value.made(), dict
     if kind is str:
         return scalars.text_node(value)
     if kind is int:
@@ -109,21 +112,28 @@ def to_json(value: Any, leaf: Leaf, path: Path = (), *, lists: Leaf | None = Non
     return _tagged(value, kind, path, inner)
 
 
-def from_json(node: Json, leaf: Callable[[dict[str, Any]], Any]) -> Any:
-    """Put a value together again; ``leaf`` finds what ``to_json``'s leaf put away."""
+Find: TypeAlias = Callable[[dict[str, Any]], Any]
+"""Takes a node and returns what it stands for."""
+
+
+def from_json(node: Json, leaf: Find, dicts: Find | None = None) -> Any:
+    """Put a value together again; ``leaf`` finds what ``to_json``'s leaf put away.
+
+    ``dicts``, where given, makes the dicts.
+    """
     if isinstance(node, list):
-        return [from_json(item, leaf) for item in node]
+        return [from_json(item, leaf, dicts) for item in node]
     if not isinstance(node, dict):
         return node
     tag = next(iter(node), "")
     if not tag.startswith("$"):
-        return {key: from_json(item, leaf) for key, item in node.items()}
+        return dicts(node) if dicts else {key: from_json(item, leaf) for key, item in node.items()}
     read = scalars.READ.get(tag)
     if read is not None:
         return read(node[tag])
     build = _BUILD.get(tag)
     if build is not None:
-        return build(node, lambda child: from_json(child, leaf))
+        return build(node, lambda child: from_json(child, leaf, dicts))
     return leaf(node)
 
 

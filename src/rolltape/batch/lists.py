@@ -12,9 +12,13 @@ from rolltape.batch import arrays, registry
 from rolltape.batch.classes import attributes, is_name
 from rolltape.batch.columns import Column, ObjectColumn, RaggedColumn
 from rolltape.batch.json_values import Path, is_array
+from rolltape.batch.lazy import LazyDict
 from rolltape.batch.nested import is_nested
 from rolltape.batch.scalars import Json
 from rolltape.errors import CorruptFileError
+
+DICTS = (dict, LazyDict)
+"""The types of what is told as a dict, and comes back as one."""
 
 _NUMBERS = {int: ("ints", "int64"), float: ("floats", "float64")}
 
@@ -38,7 +42,7 @@ def flatten_groups(value: list[Any]) -> tuple[list[Any], list[int] | None]:
 def record_fields(values: list[Any]) -> dict[str, list[Any]] | None:
     """Records turned by 90 degrees, one list per field; None if not all elements have the same fields."""
     kind = type(values[0])
-    if kind is dict:
+    if kind in DICTS:
         rows = values
     elif _is_dataclass(kind) and all(type(value) is kind for value in values):
         rows = [attributes(value) for value in values]
@@ -47,7 +51,7 @@ def record_fields(values: list[Any]) -> dict[str, list[Any]] | None:
     names = list(rows[0])
     if not names or "" in names or not all(map(is_name, names)):
         return None
-    if not all(type(row) is dict and list(row) == names for row in rows):
+    if not all(type(row) in DICTS and list(row) == names for row in rows):
         return None
     return {name: [row[name] for row in rows] for name in names}
 
@@ -80,7 +84,7 @@ def list_of(column: Column, items: Json) -> list[Any]:
 
 
 def _is_sample(value: Any) -> bool:
-    if type(value) is dict:
+    if type(value) in DICTS:
         return any(is_array(item) for item in value.values())
     return _is_dataclass(type(value))
 

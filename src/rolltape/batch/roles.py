@@ -65,6 +65,13 @@ ROLES: dict[str, str] = {
     "per_token": "losses loss per_token_loss per_token_losses kl kls token_kl per_token_kl kl_penalty ratio "
     "ratios logp logps old_logps ref_logps policy_logps logratio log_ratio",
     "finish": "finish_reason finish_reasons stop_reason",
+    # how a sample was made
+    "weights_version": "weights_version weights_versions weight_version weight_versions output_versions "
+    "policy_version policy_versions model_version",
+    "images": "images image multi_modal_data multi_modal_inputs pixel_values image_grid_thw videos "
+    "pixel_values_videos",
+    "routes": "routes routed_experts rollout_routed_experts rollout_expert_indices",
+    "kept_mass": "kept_mass surviving_mass",
     # names whose first axis is the samples beyond doubt
     "sample_axis": "uid responses response response_ids completions completion completion_ids input_ids "
     "prompts prompt prompt_ids tokens",

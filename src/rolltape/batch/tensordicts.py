@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rolltape.batch.lazy import LazyDict
 from rolltape.batch.registry import register_adapter
 from rolltape.errors import MissingDependencyError, UnsupportedValueError
 
@@ -29,9 +30,23 @@ def _to_parts(td: Any) -> dict[str, Any]:
 
 def _from_parts(parts: dict[str, Any]) -> Any:
     td = TensorDict({}, batch_size=parts["batch_size"], device=_device(parts), names=parts["names"])
-    for key, item in parts["items"].items():
+    items = parts["items"]
+    if isinstance(items, LazyDict) and not parts["locked"]:  # to be locked, it is walked through
+        return _with_pending(td, items)
+    for key, item in items.items():
         td.set(key, item)
     return td.lock_() if parts["locked"] else td
+
+
+def _with_pending(td: Any, items: LazyDict) -> Any:
+    """A TensorDict that finds its entries in a dict of ours: it asks it for each when it needs it."""
+    pending = items.pending
+    for key in items:
+        if key not in pending:
+            td.set(key, items[key])
+            items[key] = td.get(key)
+    td._tensordict = items
+    return td
 
 
 def _device(parts: dict[str, Any]) -> str | None:

@@ -7,10 +7,13 @@ that is one sample has a column of one row for each of its fields.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +22,10 @@ from rolltape.batch import arrays, classes, nested, registry, scalars
 from rolltape.batch.arrays import Bits
 from rolltape.batch.classes import instance
 from rolltape.batch.columns import MAX_COLUMNS, ArrayColumn, Column, ObjectColumn, RaggedColumn
+from rolltape.batch.jagged import Jagged
 from rolltape.batch.json_values import Leaf, Path, adapted_parts, from_json, is_array, to_json, unsupported
-from rolltape.batch.lists import flatten_groups, list_column, list_of, record_fields
+from rolltape.batch.lazy import LazyDict, ProcessLock
+from rolltape.batch.lists import DICTS, flatten_groups, list_column, list_of, record_fields
 from rolltape.batch.roles import names_of
 from rolltape.batch.scalars import Json
 from rolltape.batch.tree_check import check_depth, check_tree
@@ -109,6 +114,7 @@ def dismantle_one(value: Any) -> Dismantled:
 
 def fields_node(value: Any, place: Callable[[Any, str], Json]) -> Json:
     """The node of an object whose fields are handed to ``place``; anything else is handed over whole."""
+    value = value.made() if type(value) is LazyDict else value
     kind = type(value)
     if kind is dict and value and all(map(classes.is_name, value)) and "" not in value:
         return {key: place(item, key) for key, item in value.items()}
@@ -165,6 +171,53 @@ class _Building:
         return name
 
 
+class _LazyBuilding(_Building):
+    """Leaves the columns of dicts for later."""
+
+    def __init__(self, columns: LazyColumns, wholes: Mapping[str, Bits]) -> None:
+        super().__init__(columns, wholes)
+        self._later = columns
+        self._lock = ProcessLock()
+
+    def named(self, node: dict[str, Json]) -> dict[str, Any]:
+        """A dict, with those of its entries that are columns pending."""
+        later = {key: child for key, child in node.items() if _is_column(child)}
+        there = {
+            key: from_json(child, self.find, self.named) for key, child in node.items() if key not in later
+        }
+        if not later:
+            return there
+        for child in later.values():
+            self._once("$column", child)
+        return LazyDict.of(there, list(later), partial(_made, self._later, later), list(node), self._lock)
+
+
+class LazyColumns(Mapping[str, Column], ABC):
+    """Columns by name that are decoded when they are asked for."""
+
+    @abstractmethod
+    def several(self, names: Sequence[str]) -> dict[str, Column]:
+        """Some of them, decoded together."""
+
+    @abstractmethod
+    def reading(self) -> AbstractContextManager[None]:
+        """Whatever goes wrong meanwhile is an error about where they are stored."""
+
+    def __getitem__(self, name: str) -> Column:
+        return self.several([name])[name]
+
+
+def _made(columns: LazyColumns, nodes: Mapping[str, dict[str, Json]], keys: Sequence[str]) -> dict[str, Any]:
+    """The entries of a dict, from their columns."""
+    with columns.reading():
+        found = columns.several([nodes[key]["$column"] for key in keys])
+        return {key: _unwrap(found[nodes[key]["$column"]], nodes[key]["wrap"]) for key in keys}
+
+
+def _is_column(node: Json) -> bool:
+    return isinstance(node, dict) and "$column" in node
+
+
 class Tree:
     """How a recorded object is put together: the inverse of :func:`dismantle`, without the columns."""
 
@@ -183,22 +236,45 @@ class Tree:
         check_depth(self._node)
         return from_json(self._node, _Building(columns, wholes).find)
 
+    def build_lazily(self, columns: LazyColumns, wholes: Mapping[str, Bits]) -> Any:
+        """The object, with its columns decoded as they are first looked at, where they stand in dicts."""
+        check_depth(self._node)
+        building = _LazyBuilding(columns, wholes)
+        return from_json(self._node, building.find, building.named)
+
+    @property
+    def has_named_columns(self) -> bool:
+        """Whether a dict in it has entries that are columns."""
+        return _has_named_columns(self._node)
+
     def check(self, columns: Mapping[str, Column], wholes: Mapping[str, Bits]) -> None:
         """Raise where ``build`` would fail, whatever libraries are here; nothing is imported or built."""
         check_tree(self._node, columns, wholes)
 
     def column_values(self, name: str, column: Column) -> Any:
         """One column as the caller's kind of value: a tensor, an array, a list."""
-        if self._wraps is None:
-            self._wraps = _find_wraps(self._node, {})
-        wrap = self._wraps.get(name)
-        if wrap is None:
-            raise CorruptFileError(f"the tree does not mention the column {name!r}")
+        wrap = self._wrap(name)
         if isinstance(column, ObjectColumn):  # a slice of an object array is a list of its values
             return column.values
         if wrap["lib"] == "objects":
             wrap = wrap | {"lib": "list"}
         return _unwrap(column, wrap)
+
+    def _wrap(self, name: str) -> dict[str, Json]:
+        if self._wraps is None:
+            self._wraps = _find_wraps(self._node, {})
+        wrap = self._wraps.get(name)
+        if wrap is None:
+            raise CorruptFileError(f"the tree does not mention the column {name!r}")
+        return wrap
+
+    def jagged(self, name: str, column: RaggedColumn, starts: np.ndarray) -> Jagged:
+        """A column without its padding, as the caller's kind of array."""
+        offsets = np.zeros(column.samples + 1, np.int64)
+        np.cumsum(column.lengths, out=offsets[1:])
+        wrap = self._wrap(name)
+        plain = {"lib": wrap["lib"]} | ({"char": wrap["char"]} if "char" in wrap else {})
+        return Jagged(arrays.rebuild(column.values, column.dtype, plain), offsets, starts)
 
     def taken_apart(self, samples: int, columns: dict[str, Column], wholes: dict[str, Bits]) -> Dismantled:
         """The object taken apart again, with other columns of the same names."""
@@ -245,6 +321,16 @@ class Tree:
     def names(self) -> list[str]:
         """What it holds, in its order: columns, arrays and plain values by their names."""
         return [path for path, _ in _leaves(self._node, "", lists=True)]
+
+
+def _has_named_columns(node: Json) -> bool:
+    if isinstance(node, list):
+        return any(map(_has_named_columns, node))
+    if not isinstance(node, dict):
+        return False
+    if not next(iter(node), "").startswith("$") and any(map(_is_column, node.values())):
+        return True
+    return any(map(_has_named_columns, node.values()))
 
 
 _STORED: Any = object()
@@ -417,7 +503,7 @@ def _place_list(value: list[Any], path: Path, name: str, parts: Dismantled) -> d
         for key, items in fields.items():
             inside = parts.claim(f"{name}/{_clean(key)}" if path else _clean(key))
             node[key] = _place_list(items, (*path, key), inside, parts)
-        cls = None if type(flat[0]) is dict else registry.name_class(type(flat[0]))
+        cls = None if type(flat[0]) in DICTS else registry.name_class(type(flat[0]))
         return {"$records": cls, "fields": node, "groups": groups}
     if groups is not None:
         return {"$list": to_json(value, _further(parts, name, path), path)}

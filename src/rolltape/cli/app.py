@@ -23,8 +23,8 @@ from rolltape.errors import RolltapeError, StepMissingError
 COMMANDS = {
     name: name
     for name in (
-        "ls show view browse check repair diff noise accept rerun cut redact doctor prune compact "
-        "push pull sync drain run serve"
+        "ls show view browse check repair diff trust score noise accept bisect rerun cut redact doctor prune "
+        "compact index push pull sync drain run serve"
     ).split()
 }
 COMMANDS |= {"import": "import_", "export": "export", "demo": "demo", "completion": "shell_completion"}
@@ -32,7 +32,7 @@ COMMANDS |= {"import": "import_", "export": "export", "demo": "demo", "completio
 
 OTHER_WORDS = {
     "list": "ls", "dir": "ls", "inspect": "show", "cat": "show", "open": "view",
-    "proxy": "serve", "mock": "serve",
+    "proxy": "serve", "mock": "serve", "blame": "bisect", "culprit": "bisect",
     "viewer": "view", "tui": "browse", "verify": "check", "fsck": "check", "validate": "check",
     "fix": "repair", "restore": "repair", "compare": "diff", "record": "run --mode record",
     "replay": "run --mode replay", "delete": "prune", "rm": "prune", "clean": "prune", "slice": "cut",

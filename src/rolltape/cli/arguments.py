@@ -40,6 +40,15 @@ class TapePath(ParamType):
         return [] if is_url(incomplete) else [CompletionItem(incomplete, type="dir")]
 
 
+class LocalPath(click.Path):
+    """A file or folder of this machine that is no tape, and so no URL."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if is_url(str(value)):
+            self.fail("only tapes can be at a URL; copy it to this machine, and give its path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Step(ParamType):
     """One step; the shell is offered those on the tape."""
 

@@ -70,7 +70,16 @@ class Screen(Console):
 
 def complain(message: str) -> None:
     """A message on stderr, as long as it is. No line of it is a command to the pipeline that shows it."""
-    Screen(stderr=True).print(shown(_COMMAND.sub(r"\1\\x3a:", message), lines=True), soft_wrap=True)
+    Screen(stderr=True).print(shown(no_command(message), lines=True), soft_wrap=True)
+
+
+def no_command(text: str) -> str:
+    """The text, with no line that the pipeline which shows it would obey.
+
+    >>> no_command("  ::error::x")
+    '  \\\\x3a:error::x'
+    """
+    return _COMMAND.sub(r"\1\\x3a:", text)
 
 
 def print_json(document: Any) -> None:

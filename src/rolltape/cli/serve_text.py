@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rolltape.tape.summary import amount
+
 
 def summary_text(summary: dict[str, Any]) -> str:
     """The summary in a few lines."""
@@ -24,6 +26,9 @@ def summary_text(summary: dict[str, Any]) -> str:
     for name, n in summary["differs"].items():
         lines.append(f"{name} differed from the recording in {_many(n, 'call')}")
     lines += [f"missed: {miss['reason']}" for miss in summary["misses"][-3:]]
+    if (waiting := summary["waiting"])["files"]:
+        kept = f"safe in {waiting['where']}; rolltape drain takes them there"
+        lines.append(f"NOT UP YET: {_many(waiting['files'], 'file')} ({amount(waiting['bytes'])}), {kept}")
     if summary["failure"]:
         lines.append(f"recording failed: {summary['failure']}")
     return "\n".join(lines)

@@ -58,6 +58,18 @@ def list_rows(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     return values, offsets - offsets[0]
 
 
+def bytes_of(array: pa.Array) -> np.ndarray:
+    """All bytes of rows of equally many bytes, in place."""
+    if array.null_count:
+        raise CorruptFileError("a column of bytes has rows without any")
+    wide = pa.types.is_large_binary(array.type)
+    offsets = np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32)
+    offsets = offsets[array.offset : array.offset + len(array) + 1]
+    if len(set(np.diff(offsets).tolist())) > 1:
+        raise CorruptFileError("a column stored as raw bytes has rows of differing lengths")
+    return np.frombuffer(array.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
+
+
 def _narrow(values: np.ndarray) -> np.ndarray:
     if not len(values):
         return values.astype(np.int32)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import marshal
 import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +28,10 @@ _SCALARS: dict[type, tuple[str, Any]] = {
     int: ("int", pa.int64()),
     float: ("float", pa.float64()),
 }
+
+
+LONG = 256
+"""Bytes of a value from which only a digest of them is kept, to know it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +97,36 @@ def unpack_cells(kind: str, column: pa.Array, attached: pa.Array | None) -> list
 
 def _json(values: Sequence[Any], path: Path) -> Cells:
     """JSON as it is where JSON can say it; with tags (kind ``tagged``) where a single cell needs them."""
-    seen: dict[int, bytes] = {}  # samples of one prompt often share the very same object
+    by_object: dict[int, bytes] = {}  # samples of one prompt often share the same object,
+    by_content: dict[bytes, bytes] = {}  # or have equal ones
+    texts: list[bytes] = []
     try:
         for value in values:
-            if id(value) not in seen:
-                if not is_json(value):
-                    return _tagged(values, path)
-                seen[id(value)] = _dumps(value).encode()
+            text = by_object.get(id(value))
+            if text is None:
+                content = _content_of(value)
+                text = None if content is None else by_content.get(content)
+                if text is None:
+                    if not is_json(value):
+                        return _tagged(values, path)
+                    text = _dumps(value).encode()
+                    if content is not None:
+                        by_content[content] = text
+                by_object[id(value)] = text
+            texts.append(text)
     except UnicodeEncodeError:
         return _tagged(values, path)
-    return _binary("json", pa.string(), [seen[id(value)] for value in values])
+    return _binary("json", pa.string(), texts)
+
+
+def _content_of(value: Any) -> bytes | None:
+    """Tells values of JSON apart, types and order included; what else has equal bytes is no JSON either."""
+    try:
+        # Much quicker than JSON; without references, which tell copies apart.
+        content = marshal.dumps(value, 2)
+    except ValueError:  # it has values of other types
+        return None
+    return content if len(content) <= LONG else hashlib.blake2b(content, digest_size=32).digest()
 
 
 def _tagged(values: Sequence[Any], path: Path) -> Cells:
@@ -175,23 +201,30 @@ def from_bytes(bits: Bits, shape: Sequence[int]) -> Any:
     return arrays.rebuild(data, bits.dtype, bits.wrap)
 
 
-def _binary(kind: str, arrow: pa.DataType, values: list[bytes | None]) -> Cells:
+def _binary(kind: str, arrow: pa.DataType, values: Sequence[bytes | None]) -> Cells:
     # Arrow's own conversion would import pandas where that is installed.
-    size = sum(len(v) for v in values if v is not None)
+    size = sum(map(len, _present(values)))
     return Cells(kind, lambda: binary_array(arrow, values), None, size, (values,))
 
 
 def binary_array(arrow: pa.DataType, values: Sequence[bytes | None]) -> pa.Array:
     """Byte strings (or UTF-8 text) as an Arrow array, None as null."""
+    present = _present(values)
+    lengths = map(len, present) if present is values else (0 if v is None else len(v) for v in values)
     offsets = np.zeros(len(values) + 1, np.int64)
-    np.cumsum([0 if v is None else len(v) for v in values], out=offsets[1:])
+    np.cumsum(np.fromiter(lengths, np.int64, len(values)), out=offsets[1:])
     if offsets[-1] > np.iinfo(np.int32).max:
         arrow = pa.large_string() if arrow == pa.string() else pa.large_binary()
     else:
         offsets = offsets.astype(np.int32)
-    data = b"".join(v for v in values if v is not None)
-    buffers = [_validity(values), pa.py_buffer(offsets), pa.py_buffer(data)]
+    validity = None if present is values else _validity(values)
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(b"".join(present))]
     return pa.Array.from_buffers(arrow, len(values), buffers)
+
+
+def _present(values: Sequence[bytes | None]) -> Sequence[bytes]:
+    """Those that are not None: as a rule the very same list, and there is nothing to look at one by one."""
+    return [v for v in values if v is not None] if None in values else cast("Sequence[bytes]", values)
 
 
 def _scalars(values: list[Any], arrow: pa.DataType) -> pa.Array:

@@ -1,27 +1,39 @@
 """Packed array columns back to dense arrays, each byte written once.
 
-Outputs come from ``np.zeros``/``np.empty``: numpy asks the system for huge pages, and zero padding is
-never touched until somebody reads it.
+Fresh outputs come from ``np.zeros``/``np.empty``: numpy asks the system for huge pages, and zero padding is
+never touched until somebody reads it. Columns are filled in by few large calls: each call takes the
+interpreter's lock once more, and a trainer that computes in Python gives it away only now and then.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
-from numpy.lib.stride_tricks import sliding_window_view
 
 from rolltape.batch import dtypes
 from rolltape.batch.columns import ArrayColumn, RaggedColumn
-from rolltape.codec.arrow_numbers import from_arrow, list_rows, storage
+from rolltape.codec.arrow_numbers import bytes_of, from_arrow, list_rows, storage
 from rolltape.codec.header import Bound, StoredColumn
-from rolltape.codec.recycled import Memory
+from rolltape.codec.recycled import Memory, untouched_zeros
 from rolltape.codec.threads import SHARE_FROM
 from rolltape.errors import CorruptFileError
 from rolltape.storage.memory_limit import check_memory
+
+SPARSE = 16
+"""Where less than one part in so many is stored, nearly all is padding."""
+MOST_PIECES = 16
+"""Of joined columns, how many pieces are looked at."""
+PAGE = 4096
+"""Bytes of memory that are touched together."""
+
+CACHED = 2 * 1024 * 1024
+"""Bytes that stay near the processor between two passes over them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,8 @@ class Source:
     """Columns that are expanded already: to copy a small one is quicker than to expand it again."""
     _bounds: dict[Bound | None, np.ndarray] = field(default_factory=dict)
     _checked: set[tuple[Bound | None, Bound | None, int]] = field(default_factory=set)
+    _masks: dict[tuple[Bound | None, Bound | None, int], np.ndarray] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def bounds(self, entry: StoredColumn) -> tuple[np.ndarray, np.ndarray]:
         """Where the stored part of each row of a column begins and ends; always within the row."""
@@ -51,6 +65,39 @@ class Source:
                 )
             self._checked.add((entry.start, entry.stop, width))
         return starts, stops
+
+    def mask(self, entry: StoredColumn, width: int) -> np.ndarray:
+        """Which elements of each row are stored; made once for all columns that have the same bounds."""
+        starts, stops = self.bounds(entry)
+        key = entry.start, entry.stop, width
+        with self._lock:
+            known = self._masks.get(key)
+            if known is None:
+                known = self._masks[key] = self._inside(starts, stops, width)
+        return known
+
+    def is_sparse(self, entry: StoredColumn, width: int) -> bool:
+        """Whether almost all of the column is padding."""
+        return SPARSE * self.stored_elements(entry) < self.samples * width
+
+    def stored_elements(self, entry: StoredColumn) -> int:
+        """How many elements lie within the bounds of a column's rows."""
+        starts, stops = self.bounds(entry)
+        return int((stops - starts).sum())
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Memory of which nothing is known: used before where there is some."""
+        used = self.memory.array(shape, dtype) if self.memory is not None else None
+        return np.empty(shape, dtype) if used is None else used
+
+    def _inside(self, starts: np.ndarray, stops: np.ndarray, width: int) -> np.ndarray:
+        shape, kind = (self.samples, width), np.dtype(bool)
+        places = _places(width)
+        first, last = (bound.astype(places.dtype)[:, None] for bound in (starts, stops))
+        mask: np.ndarray = np.less(places, last, out=self.empty(shape, kind))
+        if starts.any():
+            mask &= np.greater_equal(places, first, out=self.empty(shape, kind))
+        return mask
 
     def _bound(self, bound: Bound | None) -> np.ndarray:
         known = self._bounds.get(bound)
@@ -70,6 +117,12 @@ class Source:
         return shifted
 
 
+def _places(width: int) -> np.ndarray:
+    """The places in a row, in as few bytes as hold them."""
+    kind = np.int16 if width < 2**15 else np.int32 if width < 2**31 else np.int64
+    return np.arange(width, dtype=kind)
+
+
 def expand_array(name: str, source: Source) -> ArrayColumn:
     """One dense column."""
     entry = source.entries[name]
@@ -79,13 +132,9 @@ def expand_array(name: str, source: Source) -> ArrayColumn:
         return ArrayColumn(_raw(source, name, shape), entry.dtype)
     part, count = dtypes.component(entry.dtype)
     width = entry.elements * count
-    small = dense_bytes(name, source) < SHARE_FROM
-    if small and width and entry.layout in ("const", "ramp"):
-        out = _all_rows(entry, source, width)
-    else:
-        out = _new(entry, source, (source.samples, width))
-        _fill(out, name, source, part)
-    if small:
+    out, zeroed = _new(entry, source, (source.samples, width))
+    _fill(out, name, source, part, zeroed)
+    if dense_bytes(name, source) < SHARE_FROM:
         source.small[name] = out
     data = out.reshape(-1).view(dtypes.storage_dtype(entry.dtype)).reshape(shape)
     return ArrayColumn(data, entry.dtype)
@@ -144,39 +193,42 @@ def needed(name: str, entries: Mapping[str, StoredColumn]) -> set[str]:
     return found
 
 
-def _all_rows(entry: StoredColumn, source: Source, width: int) -> np.ndarray:
-    """A small column that follows from the row bounds. Row by row the interpreter would take the time."""
+def _new(entry: StoredColumn, source: Source, shape: tuple[int, ...]) -> tuple[np.ndarray, bool]:
+    """Memory for a column, and whether it is known to be zero."""
     dtype = storage(entry.dtype)
-    starts, stops = source.bounds(entry)
-    if entry.layout == "const":
-        values = np.array([entry.left or 0, entry.fill, entry.right or 0], f"u{dtype.itemsize}")
-        counts = np.stack([starts, stops - starts, width - stops], axis=1)
-        return np.repeat(np.tile(values, len(counts)), counts.ravel()).view(dtype).reshape(len(starts), width)
-    count = np.zeros(2 * width, dtype)
-    count[width:] = np.arange(width)
-    rows: np.ndarray = sliding_window_view(count, width)[width - starts]
-    if entry.tail != "run":
-        lasts = count[width:][np.maximum(stops - starts - 1, 0)]  # a small dtype may have overflowed
-        for row, stop, last in zip(rows, stops.tolist(), lasts.tolist(), strict=True):
-            row[stop:] = last
-    return rows
-
-
-def _new(entry: StoredColumn, source: Source, shape: tuple[int, ...]) -> np.ndarray:
-    """Memory for a column. What is not fresh has a base, and is filled in as a whole."""
-    dtype = storage(entry.dtype)
-    if source.memory is not None and (used := source.memory.array(shape, dtype)) is not None:
-        return used
     copied = all(piece in source.small for piece in (entry.of or (entry.name,)))
-    make = np.zeros if not copied and _zero_base(entry, source.entries) else np.empty
-    return make(shape, dtype)
+    if not copied and _zeros_pay(entry, source, math.prod(shape) * dtype.itemsize):
+        return untouched_zeros(shape, dtype), True
+    if not copied and source.memory is None and _has_zeros(entry, source.entries):
+        return np.zeros(shape, dtype), True
+    return source.empty(shape, dtype), False
 
 
-def _zero_base(entry: StoredColumn, entries: Mapping[str, StoredColumn]) -> bool:
-    """Whether fresh zero pages save filling in the padding."""
-    if entry.layout == "join":
-        return any(_zero_base(entries[part], entries) for part in entry.of)
+def _zeros_pay(entry: StoredColumn, source: Source, nbytes: int) -> bool:
+    """Whether rows are so long and so empty that most of their pages need not be touched at all."""
+    touched = 0
+    for piece in _pieces_of(entry, source.entries):
+        touched += source.samples * PAGE
+        if SPARSE * touched >= nbytes or not _is_zero_based(piece):
+            return False
+        touched += source.stored_elements(piece) * storage(entry.dtype).itemsize
+    return SPARSE * touched < nbytes
+
+
+def _has_zeros(entry: StoredColumn, entries: Mapping[str, StoredColumn]) -> bool:
+    return any(map(_is_zero_based, islice(_pieces_of(entry, entries), MOST_PIECES)))
+
+
+def _is_zero_based(entry: StoredColumn) -> bool:
     return entry.layout in ("span", "const") and _base(entry) == 0
+
+
+def _pieces_of(entry: StoredColumn, entries: Mapping[str, StoredColumn]) -> Iterator[StoredColumn]:
+    """The columns that stand side by side in this one; itself where it is not joined."""
+    if entry.layout != "join":
+        yield entry
+    for piece in entry.of if entry.layout == "join" else ():
+        yield from _pieces_of(entries[piece], entries)
 
 
 def _base(entry: StoredColumn) -> int:
@@ -185,8 +237,8 @@ def _base(entry: StoredColumn) -> int:
     return 0 if pad is None else int(pad)
 
 
-def _fill(out: np.ndarray, name: str, source: Source, part: str) -> None:
-    """Write a column into ``out``, which may be a slice of a wider array."""
+def _fill(out: np.ndarray, name: str, source: Source, part: str, zeroed: bool = False) -> None:
+    """Write a column into ``out``, which may be a slice of a wider array, and may be known to be zero."""
     entry = source.entries[name]
     layout = entry.layout
     known = source.small.get(name)
@@ -201,7 +253,7 @@ def _fill(out: np.ndarray, name: str, source: Source, part: str) -> None:
                 expand_array(
                     piece, source
                 )  # kept: joins of joins of joins would be filled in again and again
-            _fill(out[:, at : at + width], piece, source, part)
+            _fill(out[:, at : at + width], piece, source, part, zeroed)
             at += width
     elif layout == "part":
         whole = source.small.get(entry.of[0])
@@ -215,10 +267,9 @@ def _fill(out: np.ndarray, name: str, source: Source, part: str) -> None:
     elif layout == "ramp":
         _ramp(out, entry, source)
     elif layout == "const":
-        _pad(out, entry, source)
-        _const(out, entry, source)
+        _const(out, entry, source, zeroed)
     elif layout == "span":
-        _pad(out, entry, source)
+        _pad(out, entry, source, zeroed)
         _span(out, name, source, part)
     else:
         raise CorruptFileError(f"column {name!r} has the unknown layout {layout!r}")
@@ -229,10 +280,10 @@ def _flat(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return data.reshape(len(data), math.prod(data.shape[1:])).view(dtype)
 
 
-def _pad(out: np.ndarray, entry: StoredColumn, source: Source) -> None:
+def _pad(out: np.ndarray, entry: StoredColumn, source: Source, zeroed: bool) -> None:
     bits = out.view(f"u{out.itemsize}")
     base = _base(entry)
-    if base or out.base is not None:  # a slice of a wider array, or used memory: who knows what it holds
+    if base or not zeroed:
         bits[...] = base
     if entry.left is not None and entry.left != base:
         for row, start in zip(bits, source.bounds(entry)[0].tolist(), strict=True):
@@ -243,39 +294,65 @@ def _span(out: np.ndarray, name: str, source: Source, part: str) -> None:
     entry = source.entries[name]
     starts, stops = source.bounds(entry)
     lengths = stops - starts
+    sparse = source.is_sparse(entry, out.shape[1])
     row = 0
     for values, offsets in _pieces(source.stored[name], part):
         count = len(offsets) - 1
-        sizes = lengths[row : row + count]
-        if not np.array_equal(np.diff(offsets), sizes):
+        here = slice(row, row + count)
+        if not np.array_equal(np.diff(offsets), lengths[here]):
             raise CorruptFileError(f"the rows of column {name!r} do not have the lengths the file says")
         if len(values) <= count:  # such as the reward at the last token
-            at = np.repeat(starts[row : row + count] - offsets[:-1], sizes) + np.arange(len(values))
-            out[np.repeat(np.arange(row, row + count), sizes), at] = values
-            row += count
-            continue
-        begins = starts[row : row + count].tolist()
-        for target, start, low, high in zip(
-            out[row : row + count], begins, offsets.tolist(), offsets[1:].tolist(), strict=False
-        ):
-            target[start : start + high - low] = values[low:high]
+            at = np.repeat(starts[here] - offsets[:-1], lengths[here]) + np.arange(len(values))
+            out[np.repeat(np.arange(row, row + count), lengths[here]), at] = values
+        elif sparse:
+            bounds = zip(starts[here].tolist(), offsets.tolist(), offsets[1:].tolist(), strict=False)
+            for target, (start, low, high) in zip(out[here], bounds, strict=True):
+                target[start : start + high - low] = values[low:high]
+        else:
+            out[here][source.mask(entry, out.shape[1])[here]] = values
         row += count
 
 
-def _const(out: np.ndarray, entry: StoredColumn, source: Source) -> None:
-    bits = out.view(f"u{out.itemsize}")
-    starts, stops = (bound.tolist() for bound in source.bounds(entry))
-    for row, start, stop in zip(bits, starts, stops, strict=True):
-        row[start:stop] = entry.fill
+def _const(out: np.ndarray, entry: StoredColumn, source: Source, zeroed: bool) -> None:
+    bits, width = out.view(f"u{out.itemsize}"), out.shape[1]
+    if source.is_sparse(entry, width):
+        _pad(out, entry, source, zeroed)
+        starts, stops = (bound.tolist() for bound in source.bounds(entry))
+        for row, start, stop in zip(bits, starts, stops, strict=True):
+            row[start:stop] = entry.fill
+    elif (entry.fill, entry.left or 0, entry.right or 0) == (1, 0, 0):
+        bits[...] = source.mask(entry, width).view(np.uint8)
+    else:
+        _pad(out, entry, source, zeroed)
+        bits[source.mask(entry, width)] = entry.fill
 
 
 def _ramp(out: np.ndarray, entry: StoredColumn, source: Source) -> None:
     width = out.shape[1]
+    starts, stops = source.bounds(entry)
+    if width > np.iinfo(out.dtype).max:  # it has overflowed
+        _ramp_rows(out, starts.tolist(), stops.tolist(), entry.tail)
+        return
+    count = _places(width)
+    firsts = starts.astype(count.dtype)[:, None]
+    lasts = np.maximum(stops - starts - 1, 0).astype(count.dtype)[:, None]
+    step = max(min(CACHED // max(width * out.itemsize, 1), len(out)), 1)
+    narrow = np.empty((step, width), count.dtype)  # half or a quarter of the bytes, for three passes of four
+    for row in range(0, len(out), step):
+        here = slice(row, row + step)
+        rows = np.subtract(count, firsts[here], out=narrow[: len(out) - row])
+        np.maximum(rows, 0, out=rows)
+        if entry.tail != "run":
+            np.minimum(rows, lasts[here], out=rows)
+        out[here] = rows
+
+
+def _ramp_rows(out: np.ndarray, starts: list[int], stops: list[int], tail: str) -> None:
+    width = out.shape[1]
     count = np.arange(width, dtype=out.dtype)
-    starts, stops = (bound.tolist() for bound in source.bounds(entry))
     for row, start, stop in zip(out, starts, stops, strict=True):
         row[:start] = 0
-        if entry.tail == "run":
+        if tail == "run":
             row[start:] = count[: width - start]
         else:
             row[start:stop] = count[: stop - start]
@@ -304,15 +381,12 @@ def _rows_of(out: np.ndarray, stored: pa.ChunkedArray, part: str) -> None:
 
 
 def _raw(source: Source, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    stored = source.stored[name]
-    dtype = dtypes.storage_dtype(source.entries[name].dtype)
-    used = source.memory.array(shape, dtype) if source.memory else None
-    data = np.empty(shape, dtype) if used is None else used
+    data = source.empty(shape, dtypes.storage_dtype(source.entries[name].dtype))
     if data.nbytes:
         flat = data.reshape(len(data), -1).view(np.uint8)
         row = 0
-        for chunk in stored.chunks:
-            for value in chunk:
-                flat[row] = np.frombuffer(value.as_buffer(), np.uint8)
-                row += 1
+        for chunk in source.stored[name].chunks:
+            rows = flat[row : row + len(chunk)]
+            rows[...] = bytes_of(chunk).reshape(rows.shape)
+            row += len(chunk)
     return data

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import product
 from typing import Any
 
@@ -17,18 +17,20 @@ import pyarrow.parquet as pq
 
 from rolltape._version import __version__
 from rolltape.batch.arrays import Bits
-from rolltape.batch.columns import Column, ObjectColumn
+from rolltape.batch.columns import Column, ObjectColumn, RaggedColumn
 from rolltape.batch.dtypes import storage_dtype
 from rolltape.batch.json_values import Json
-from rolltape.batch.tree import Tree
+from rolltape.batch.tree import LazyColumns, Tree
 from rolltape.cached import cached_property
 from rolltape.codec.cells import unpack_cells
 from rolltape.codec.expand import Source, dense_bytes, expand_array, expand_ragged, needed, work_bytes
 from rolltape.codec.header import About, Header, StoredColumn, StoredWhole, parse
 from rolltape.codec.pack import Packed, pack
+from rolltape.codec.parquet_writing import write
 from rolltape.codec.recycled import Memory
-from rolltape.codec.seal import check_chunk, read_tail, seal, tail_size
+from rolltape.codec.seal import check_chunk, read_tail, tail_size
 from rolltape.codec.threads import SHARE_FROM, submit
+from rolltape.codec.trimmed import stretches_of, trim_array, trimming_bytes
 from rolltape.codec.validation import check_count, validate
 from rolltape.errors import BatchError, CorruptFileError, MemoryLimitError, RolltapeError
 from rolltape.storage.memory_limit import check_memory
@@ -54,35 +56,12 @@ def encode(packed: Packed, **about: Json) -> list[Any]:
     fields = [pa.field(name, array.type, nullable=array.null_count > 0) for name, array in arrays.items()]
     schema = pa.schema(fields)
     table = pa.Table.from_arrays(list(arrays.values()), schema=schema)
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(
-        sink,
-        schema,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=[f.name for f in fields if pa.types.is_string(f.type)],
-        column_encoding={path: "BYTE_STREAM_SPLIT" for f in fields for path in _float_path(f)},
-        write_page_checksum=True,
-        write_statistics=False,
-        store_schema=False,
-    ) as writer:
-        writer.write_table(table, row_group_size=rows_per_group(packed.samples, len(fields)))
-        writer.add_key_value_metadata({_KEY: text.encode()})
-    return seal(sink.getvalue())
+    return write(table, rows_per_group(packed.samples, len(fields)), _KEY, text.encode())
 
 
 def rows_per_group(samples: int, columns: int) -> int:
     """How many samples lie together: more where many columns would make too many pieces."""
     return max(ROWS_PER_GROUP, -(-samples * columns // MOST_CHUNKS))
-
-
-def _float_path(field: pa.Field) -> list[str]:
-    """The Parquet path of a column of single or double floats; half floats stay plain for other readers."""
-    if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
-        value, path = field.type.value_type, f"{field.name}.list.element"
-    else:
-        value, path = field.type, field.name
-    return [path] if value in (pa.float32(), pa.float64()) else []
 
 
 @contextmanager
@@ -105,6 +84,10 @@ Read = Callable[[Sequence[tuple[int, int]]], Sequence[memoryview]]
 """Reads several (offset, length) of the file."""
 Change = Callable[[dict[str, Column], dict[str, Bits]], None]
 """Replaces columns, or arrays without a sample axis."""
+
+
+Located = Callable[[], AbstractContextManager[None]]
+"""Adds where the file is to the errors that are raised within."""
 
 
 class RecordingFile:
@@ -233,6 +216,14 @@ class RecordingFile:
                 change(columns, wholes)
             return self.tree.build(columns, wholes)
 
+    def lazy_value(self, located: Located, memory: Memory | None = None) -> Any:
+        """The recorded object, whose columns are decoded when they are first looked at, in ``located``."""
+        if not self.tree.has_named_columns:
+            return self.value(memory=memory)
+        wholes = {name: self.whole(name) for name in self.stored_wholes}
+        with decoding():
+            return self.tree.build_lazily(_Later(self, located, memory), wholes)
+
     def subset(self, rows: Sequence[int], **noted: Json) -> list[Any]:
         """The pieces of a file with some of the samples; an error where its object needs the others.
 
@@ -260,6 +251,28 @@ class RecordingFile:
         """Some columns of some samples; the rest is neither read nor decoded."""
         stop = self.samples if stop is None else min(stop, self.samples)
         return self._expand(names, [], min(max(start, 0), stop), stop)[0]
+
+    def jagged(
+        self, names: Sequence[str], like: str | None = None
+    ) -> dict[str, tuple[RaggedColumn, np.ndarray]]:
+        """Columns without their padding, and how much of it stands before each row.
+
+        ``like`` names the column whose padding is taken away from all of them, each its own otherwise.
+        """
+        entries = self.stored_columns
+        read = set(names) if like is None else {*names, like}
+        wants = set().union(*(needed(name, entries) for name in read)) & self._index.keys()
+        source = Source(entries, self.stored(wants, 0, self.samples), self.samples)
+        with decoding():
+            within = {name: stretches_of(like or name, source) for name in names}
+            check_memory(trimming_bytes(within, source), "this recording")
+            return {
+                name: (
+                    RaggedColumn(trim_array(name, source, cut), cut.lengths, entries[name].dtype),
+                    cut.starts,
+                )
+                for name, cut in within.items()
+            }
 
     def identity(self, start: int = 0, stop: int | None = None) -> tuple[list[str], list[int]]:
         """The uid of every sample and its index in the group of that uid."""
@@ -391,6 +404,30 @@ class RecordingFile:
             if not self._in_memory:
                 self._image[chunk.offset : chunk.offset + chunk.size] = data
             self._loaded.add(at)
+
+
+class _Later(LazyColumns):
+    """The columns of a file, decoded as they are asked for, by one thread at a time."""
+
+    def __init__(self, file: RecordingFile, located: Located, memory: Memory | None) -> None:
+        self._file = file
+        self._located = located
+        self._memory = memory
+
+    def several(self, names: Sequence[str]) -> dict[str, Column]:
+        with self._located():
+            return self._file._expand(names, [], 0, self._file.samples, self._memory)[0]
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        with self._located(), decoding():
+            yield
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.stored_columns)
+
+    def __len__(self) -> int:
+        return len(self._file.stored_columns)
 
 
 def _within(whole: memoryview) -> Read:

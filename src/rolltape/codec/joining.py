@@ -24,7 +24,8 @@ from rolltape.errors import BatchError
 META = ("meta", "meta_info", "metadata")
 """Names under which trainers keep what belongs to the whole batch."""
 
-_ASIDE = "$aside"
+ASIDE = "$aside"
+"""Stands in a tree for what was put away."""
 
 
 def join(pieces: Sequence[Dismantled]) -> Dismantled:
@@ -41,15 +42,15 @@ def set_aside(tree: Json) -> Json:
     if not isinstance(tree, dict):
         return tree
     return {
-        name: {_ASIDE: json.dumps(child)} if name in META and isinstance(child, dict) else set_aside(child)
+        name: {ASIDE: json.dumps(child)} if name in META and isinstance(child, dict) else set_aside(child)
         for name, child in tree.items()
     }
 
 
 def columns_aside(tree: Json) -> set[str]:
     """The columns of what was put away."""
-    if isinstance(tree, dict) and _ASIDE in tree:
-        return _mentioned("$column", json.loads(tree[_ASIDE]))
+    if isinstance(tree, dict) and ASIDE in tree:
+        return _mentioned("$column", json.loads(tree[ASIDE]))
     children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
     return set().union(*map(columns_aside, children))
 
@@ -112,7 +113,7 @@ def _join(nodes: list[Json], pieces: Sequence[Dismantled], joined: Dismantled, p
         raise BatchError(f"{_at(path)} is put together in different ways in different shards")
     if "$column" in first:
         return _column(nodes, pieces, joined)
-    if _ASIDE in first:
+    if ASIDE in first:
         return _aside(nodes, pieces, joined, path)
     if "$whole" in first:
         return _whole(nodes, pieces, joined)
@@ -178,7 +179,7 @@ def _end_to_end(name: str, columns: Sequence[Column]) -> Column:
 
 def _aside(nodes: list[Json], pieces: Sequence[Dismantled], joined: Dismantled, path: str) -> Json:
     """What belongs to no sample, however many entries it has: the same value in all, or refused."""
-    trees = [json.loads(node[_ASIDE]) for node in nodes]
+    trees = [json.loads(node[ASIDE]) for node in nodes]
     pairs = zip(trees, pieces, strict=True)
     values = [Tree(tree).build(piece.columns, piece.wholes) for tree, piece in pairs]
     if len({pack(dismantle(value)).digest() for value in values}) > 1:

@@ -13,47 +13,17 @@ Every layout is proven on all bits at write time; a guess that fails costs time,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from rolltape.codec.spans import Scratch, Spans, find_spans
-
-Run: TypeAlias = tuple[Any, int, int, int]
-"""What a stretch of a row must equal: (buffer, offset in it, offset in the row, bytes)."""
-
-
-class RowBuffer:
-    """The rows of a two-dimensional contiguous array as memory."""
-
-    def __init__(self, rows: np.ndarray) -> None:
-        self.buffer = pa.py_buffer(rows)
-        self.pitch = rows.shape[1] * rows.itemsize
-        self.item = rows.itemsize
-
-    def row_is(self, row: int, runs: Iterable[Run]) -> bool:
-        """Whether the row consists of exactly these runs."""
-        base = row * self.pitch
-        for other, offset, at, size in runs:
-            if size and not self.buffer.slice(base + at, size).equals(other.slice(offset, size)):
-                return False
-        return True
-
-
-def every_row(matches: Callable[[int], bool], rows: int) -> bool:
-    """Whether ``matches(row)`` holds for all rows; a few are asked first."""
-    return all(map(matches, _sample_rows(rows))) and all(map(matches, range(rows)))
-
-
-def _sample_rows(n: int) -> list[int]:
-    """A few rows that tell quickly whether a guess is worth proving."""
-    return sorted({0, n // 3, n // 2, n - 1})
-
+from rolltape.codec.row_buffer import RowBuffer
+from rolltape.codec.spans import Spans, find_spans
 
 TRIES = 50_000
 """Guesses that are tried on one batch. A batch of many thousand columns has more pairs than time; what is not
@@ -86,7 +56,7 @@ class Rows:
 
     def at(self, place: int) -> bytes:
         """One element of each of a few rows: what has others there is not this column."""
-        return bytes(self.bits[_sample_rows(len(self.bits)), place].data)
+        return bytes(self.bits[self.memory.few, place].data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,28 +91,41 @@ class Planner:
                 self._starting.setdefault((column.dtype, column.at(0)), []).append(column)
                 ending = column.dtype, column.width, column.at(-1)
                 self._ending.setdefault(ending, []).append(column)
-        self._scratch = Scratch()
         self._known: dict[int, list[Spans]] = {}  # width -> spans of the columns done so far
         self.layouts: dict[str, Layout] = {}
 
     def run(self) -> dict[str, Layout]:
-        """Decide every column. Masks go first: their spans are what the others are padded by."""
-        for column in self._columns:
-            layout = Layout("plain") if column.axes == 1 else self._joined(column)
-            if layout is not None:
-                self.layouts[column.name] = layout
-        rest = [c for c in self._columns if c.name not in self.layouts]
+        """Decide every column. Masks go first: their spans are what the others are padded by.
+
+        What looks like a join goes last: where the padding of its parts is known, that is not compared again.
+        """
         payload = _Payload()
-        for column in sorted(rest, key=lambda c: ("mask" not in c.name, -c.width)):
-            layout = self._ramp(column) or self._trimmed(column)
-            self.layouts[column.name] = layout
-            if layout.kind in ("plain", "span"):
-                copied = self._part(column, payload)
-                if copied is not None:
-                    self.layouts[column.name] = copied
-                else:
-                    payload.add(column)
+        for column in self._columns:
+            if column.axes == 1:
+                self.layouts[column.name] = Layout("plain")
+        rest = [c for c in self._columns if c.name not in self.layouts]
+        joins = {c.name for c in rest if self._joined(c, proven=False)}
+        order = sorted(rest, key=lambda c: ("mask" not in c.name, -c.width))
+        for column in order:
+            if column.name not in joins:
+                self._decide(column, payload)
+        for column in sorted((c for c in rest if c.name in joins), key=lambda c: c.width):
+            joined = self._joined(column)
+            if joined is not None:
+                self.layouts[column.name] = joined
+            else:
+                self._decide(column, payload)
         return self.layouts
+
+    def _decide(self, column: Rows, payload: _Payload) -> None:
+        """The layout of a column that is no join."""
+        self.layouts[column.name] = layout = self._ramp(column) or self._trimmed(column)
+        if layout.kind in ("plain", "span"):
+            copied = self._part(column, payload)
+            if copied is not None:
+                self.layouts[column.name] = copied
+            else:
+                payload.add(column)
 
     def _try(self) -> bool:
         """Whether one more guess may be tried."""
@@ -154,31 +137,15 @@ class Planner:
             return Layout("const", self._everything(0))
         if column.axes == 1:  # one number per sample: nothing to trim, and SQL should see it
             return Layout("plain")
-        spans = find_spans(column.bits, self._scratch)
+        spans, fill = find_spans(column.memory, self._known.get(column.width, ()))
         # Only masks and the like leave the file: a reward is worth its place, for whoever reads it with SQL.
-        fill = self._constant(column, spans) if column.counts or column.dtype == "bool" else None
-        if fill is not None:
+        if fill is not None and (column.counts or column.dtype == "bool"):
             self._known.setdefault(column.width, []).append(spans)
             return Layout("const", spans, fill=fill)
         if spans.left is None and spans.right is None:
             heavy = column.axes > 2 and column.width * column.bits.itemsize >= BYTES_FROM
             return Layout("bytes" if heavy else "plain")
         return Layout("span", self._adopt(column.width, spans))
-
-    def _constant(self, column: Rows, spans: Spans) -> int | None:
-        """The one value inside the spans, if there is only one."""
-        if not spans.total:
-            return 0
-        filled = int((spans.stop > spans.start).argmax())
-        value = int(column.bits[filled, spans.start[filled]])
-        memory, item = column.memory, column.memory.item
-        same = pa.py_buffer(np.full(column.width, value, column.bits.dtype))
-        starts, stops = [int(at) * item for at in spans.start], [int(at) * item for at in spans.stop]
-
-        def matches(row: int) -> bool:
-            return memory.row_is(row, [(same, 0, starts[row], stops[row] - starts[row])])
-
-        return value if every_row(matches, self._samples) else None
 
     def _adopt(self, width: int, spans: Spans) -> Spans:
         """Use another column's spans where they fit closely: then the bounds are stored once."""
@@ -196,35 +163,26 @@ class Planner:
         if not column.counts or column.width < 2:
             return None
         count = pa.py_buffer(np.arange(column.width, dtype=column.bits.dtype))
-        zeros = pa.py_buffer(np.zeros(column.width, column.bits.dtype))
         for spans in chain(self._known.get(column.width, ()), [self._everything(column.width)]):
             for tail in ("hold", "run"):
                 if not self._try():
                     return None
-                if self._is_ramp(column, spans, tail, count, zeros):
+                if self._is_ramp(column, spans, tail, count):
                     return Layout("ramp", Spans(spans.start, spans.stop, 0, None), tail=tail)
         return None
 
-    def _is_ramp(self, column: Rows, spans: Spans, tail: str, count: Any, zeros: Any) -> bool:
-        memory, item, width = column.memory, column.memory.item, column.width
-        starts, stops = spans.start.tolist(), spans.stop.tolist()
+    def _is_ramp(self, column: Rows, spans: Spans, tail: str, count: Any) -> bool:
+        """Whether each row is zero up to its span, counts up in it, and then holds the last or runs on."""
+        memory, start = column.memory, spans.start
+        stop = column.width if tail == "run" else spans.stop
+        if not memory.holds(start, stop, count, 0):
+            return False
+        lasts = np.maximum(np.subtract(stop, start) - 1, 0).astype(column.bits.dtype)
+        held = None if tail == "run" else lasts
+        return bool(memory.only((0, start, stop, column.width), (0, None, held)).all())
 
-        def matches(row: int) -> bool:
-            start, stop = starts[row] * item, stops[row] * item
-            if tail == "run":
-                return memory.row_is(row, [(zeros, 0, 0, start), (count, 0, start, width * item - start)])
-            runs = [(zeros, 0, 0, start), (count, 0, start, stop - start)]
-            if stop < width * item:  # behind the span: the last count again and again
-                held = zeros if stop == start else count
-                last = 0 if stop == start else stop - start - item
-                base = row * memory.pitch + stop
-                runs += [(held, last, stop, item)]
-                runs += [(memory.buffer, base, stop + item, width * item - stop - item)]
-            return memory.row_is(row, runs)
-
-        return every_row(matches, self._samples)
-
-    def _joined(self, column: Rows) -> Layout | None:
+    def _joined(self, column: Rows, *, proven: bool = True) -> Layout | None:
+        """The two columns that this one consists of; not ``proven``: in a few rows."""
         if column.width < 2:
             return None
         last = column.at(-1)
@@ -232,12 +190,13 @@ class Planner:
             if not self._try():
                 return None
             seconds = self._ending.get((column.dtype, column.width - first.width, last), ())
-            if not seconds or not self._same(column, first, 0):
+            if not seconds or not self._alike(column, first, 0):
                 continue
             for second in seconds:
                 if not self._try():
                     return None
-                if self._same(column, second, first.memory.pitch):
+                places = ((first, 0), (second, first.width))
+                if self._alike(column, second, first.width) and (not proven or self._same(column, *places)):
                     return Layout("join", parts=(first.name, second.name))
         return None
 
@@ -246,18 +205,39 @@ class Planner:
             if not self._try():
                 return None
             offset = source.width - column.width if at_end else 0
-            if offset >= 0 and self._same(source, column, offset * column.memory.item):
+            if offset >= 0 and self._alike(source, column, offset) and self._same(source, (column, offset)):
                 return Layout("part", parts=(source.name,), offset=offset)
         return None
 
-    def _same(self, whole: Rows, part: Rows, at: int) -> bool:
-        """Whether each row of ``part`` stands in the same row of ``whole``, ``at`` bytes in."""
-        memory, pitch = whole.memory, part.memory.pitch
+    def _alike(self, whole: Rows, part: Rows, at: int) -> bool:
+        """Whether ``part`` stands in ``whole`` from element ``at`` on, in a few rows."""
+        few, stop = whole.memory.few, at + part.width
+        return stop <= whole.width and bool((whole.bits[few, at:stop] == part.bits[few]).all())
 
-        def matches(row: int) -> bool:
-            return memory.row_is(row, [(part.memory.buffer, row * pitch, at, pitch)])
+    def _same(self, whole: Rows, *parts: tuple[Rows, int]) -> bool:
+        """Whether each row of these columns stands in the same row of ``whole``, from an element on.
 
-        return every_row(matches, self._samples)
+        What is known to be padding there is padding here; only what is inside is compared with theirs.
+        """
+        edges: list[Any] = []
+        values: list[int | None] = []
+        for part, at in parts:
+            spans = self._padding(part)
+            start, stop, theirs = spans.start, spans.stop, part.memory
+            places = np.arange(self._samples) * theirs.pitch + start.astype(np.int64) * theirs.item
+            if not whole.memory.holds(at + start, at + stop, theirs.buffer, places):
+                return False
+            edges += [at, at + start, at + stop]
+            values += [spans.left, None, spans.right]
+        edges.append(parts[-1][1] + parts[-1][0].width)
+        return not any(value is not None for value in values) or bool(whole.memory.only(edges, values).all())
+
+    def _padding(self, column: Rows) -> Spans:
+        """The spans of a column that is decided; all of it where it is not, or has no padding."""
+        layout = self.layouts.get(column.name)
+        if layout is None or layout.spans is None or layout.kind not in ("span", "const"):
+            return self._everything(column.width)
+        return layout.spans
 
     def _everything(self, width: int) -> Spans:
         n = self._samples

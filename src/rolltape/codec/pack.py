@@ -127,13 +127,11 @@ def _gather(bits: np.ndarray, spans: Spans | None) -> tuple[np.ndarray, np.ndarr
     """The elements inside the spans, end to end, and the length of each row."""
     if spans is None:
         return bits.reshape(-1).copy(), np.full(len(bits), bits.shape[1], np.int64)
-    lengths = (spans.stop - spans.start).astype(np.int64)
-    values = np.empty(int(lengths.sum()), bits.dtype)
-    at = 0
-    for row, start, stop in zip(bits, spans.start.tolist(), spans.stop.tolist(), strict=True):
-        values[at : at + stop - start] = row[start:stop]
-        at += stop - start
-    return values, lengths
+    inside = [
+        row[start:stop]
+        for row, start, stop in zip(bits, spans.start.tolist(), spans.stop.tolist(), strict=True)
+    ]
+    return np.concatenate(inside), (spans.stop - spans.start).astype(np.int64)
 
 
 def _numbers(values: np.ndarray, lengths: np.ndarray, dtype: str, *, scalar: bool) -> Stored:

@@ -11,6 +11,7 @@ What the memory held before is still there: whoever takes it writes every byte.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable
 from typing import Protocol
 
@@ -96,6 +97,14 @@ class RecycledMemory:
         free.append(block)
         while self.idle_bytes > self._limit and free:
             free.pop(0)  # the one that nobody has wanted for the longest time
+
+
+def untouched_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros of which no page exists before it is written to; in huge pages, much of it would."""
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, dtype).reshape(shape)
 
 
 def _rounded(size: int) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -41,16 +41,21 @@ def seal(data: pa.Buffer) -> list[bytes | memoryview]:
     footer_size = _FOOT.unpack(view[-8:])[0]
     footer_at = len(view) - 8 - footer_size
     metadata = pq.read_metadata(pa.BufferReader(data))
-    pieces = [MAGIC]
+    chunks = []
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for chunk in map(group.column, range(metadata.num_columns)):
             # The dictionary comes first. Where it is all there is, the offset of the data is 0.
             offset = chunk.dictionary_page_offset or chunk.data_page_offset
             size = chunk.total_compressed_size
-            pieces.append(_CHUNK.pack(offset, size, zlib.crc32(view[offset : offset + size])))
-    body = b"".join([*pieces, struct.pack("<I", len(pieces) - 1)])
-    crc = zlib.crc32(view[footer_at:-4], zlib.crc32(body))
-    return [view[:footer_at], body, struct.pack("<I", crc), view[footer_at:]]
+            chunks.append(Chunk(offset, size, zlib.crc32(view[offset : offset + size])))
+    return [view[:footer_at], stamp(chunks, view[footer_at:]), view[footer_at:]]
+
+
+def stamp(chunks: Iterable[Chunk], end: bytes | memoryview) -> bytes:
+    """The seal over these chunks and the end of a file: the footer, its length and the closing magic."""
+    pieces = [_CHUNK.pack(*chunk) for chunk in chunks]
+    body = b"".join([MAGIC, *pieces, struct.pack("<I", len(pieces))])
+    return body + struct.pack("<I", zlib.crc32(end[:-4], zlib.crc32(body)))
 
 
 class Footer(NamedTuple):

@@ -15,7 +15,7 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rolltape.codec.parquet_parts import (
+    CHILDREN,
+    CHUNK_METADATA,
+    COLUMNS,
+    COMPRESSED_SIZE,
+    CREATED_BY,
+    GROUP_ROWS,
+    GROUPS,
+    METADATA,
+    NAME,
+    ORDERS,
+    PAGES,
+    ROWS,
+    SCHEMA,
+    chunk_start,
+    footer_of,
+    moved,
+    widened,
+)
 from rolltape.codec.seal import MAGIC, read_tail, tail_size
 from rolltape.codec.thrift_tree import BINARY, I32, I64, LIST, STRUCT, Struct, parse, serialize
 from rolltape.errors import CorruptFileError
@@ -30,15 +49,6 @@ from rolltape.key import Key
 
 HEADER = b"rolltape.segment"
 """The key of the metadata of a segment: which recordings it was made of."""
-
-# The numbers of fields in parquet.thrift: of the footer, a row group, a column chunk and its metadata.
-_SCHEMA, _ROWS, _GROUPS, _METADATA, _CREATED_BY, _ORDERS = 2, 3, 4, 5, 6, 7
-_COLUMNS, _BYTES, _GROUP_ROWS, _GROUP_OFFSET, _COMPRESSED, _ORDINAL = 1, 2, 3, 5, 6, 7
-_CHUNK_OFFSET, _CHUNK_METADATA, _OFFSET_INDEX, _COLUMN_INDEX = 2, 3, 4, 6
-_UNCOMPRESSED_SIZE, _COMPRESSED_SIZE = 6, 7
-_PAGES = (9, 10, 11, 14)
-"""Where data pages, index pages, the dictionary and the bloom filter begin."""
-_NAME, _CHILDREN = 4, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +63,18 @@ class Piece:
     @property
     def schema(self) -> str:
         """Stands for its Parquet schema: recordings of one schema fit into one segment."""
-        said = {field: self.footer[field] for field in (_SCHEMA, _ORDERS) if field in self.footer}
+        said = {field: self.footer[field] for field in (SCHEMA, ORDERS) if field in self.footer}
         return hashlib.blake2b(serialize(said), digest_size=8).hexdigest()
 
 
 def read_piece(key: Key, data: memoryview) -> Piece:
     """A recording of which the seal was checked, with its footer taken apart."""
-    size = int(struct.unpack("<I", data[-8:-4])[0])
-    footer = parse(data[len(data) - 8 - size : -8])
+    footer = footer_of(data)
     try:
-        for group in footer[_GROUPS][1][1]:
-            for chunk in group[_COLUMNS][1][1]:
+        for group in footer[GROUPS][1][1]:
+            for chunk in group[COLUMNS][1][1]:
                 _check_chunk(chunk, len(data))
-        int(footer[_ROWS][1]), footer[_SCHEMA][1][1][0][_CHILDREN]
+        int(footer[ROWS][1]), footer[SCHEMA][1][1][0][CHILDREN]
     except (KeyError, IndexError, TypeError) as error:
         raise CorruptFileError(f"the footer lacks what every Parquet file has: {error!r}") from None
     return Piece(key, data, footer)
@@ -73,15 +82,14 @@ def read_piece(key: Key, data: memoryview) -> Piece:
 
 def _check_chunk(chunk: Struct, size: int) -> None:
     """Refuse a chunk that lies outside of its file: among others it would be another's."""
-    about: Struct = chunk[_CHUNK_METADATA][1]
-    starts = [about[field][1] for field in _PAGES if field in about]
-    if min(starts) < 0 or max(starts) > size or not 0 <= about[_COMPRESSED_SIZE][1] <= size - _start(about):
+    about: Struct = chunk[CHUNK_METADATA][1]
+    starts = [about[field][1] for field in PAGES if field in about]
+    if (
+        min(starts) < 0
+        or max(starts) > size
+        or not 0 <= about[COMPRESSED_SIZE][1] <= size - chunk_start(about)
+    ):
         raise CorruptFileError("a column chunk lies outside of the file", causes=["another tool wrote it"])
-
-
-def _start(about: Struct) -> int:
-    starts = [about[field][1] for field in (9, 11) if field in about]
-    return int(min((start for start in starts if start > 0), default=0))
 
 
 def encode_segment(pieces: Sequence[Piece]) -> list[Any]:
@@ -91,7 +99,7 @@ def encode_segment(pieces: Sequence[Piece]) -> list[Any]:
         ends.append(at := at + len(piece.data))
     starts = [0, *ends[:-1]]
     who = _who(pieces)
-    extra = parse(who[len(who) - 8 - struct.unpack("<I", who[-8:-4])[0] : -8]) if who else None
+    extra = footer_of(who) if who else None
     footer = serialize(_footer(pieces, starts, extra, at))
     size = struct.pack("<I", len(footer))
     seal = MAGIC + struct.pack("<QQII", at, len(who), zlib.crc32(who), 1)
@@ -103,64 +111,31 @@ def _footer(pieces: Sequence[Piece], starts: Sequence[int], extra: Struct | None
     """One footer for all: their row groups, moved to where they are now, with the columns of ``extra``."""
     first = pieces[0].footer
     groups = [
-        _moved(group, start)
+        moved(group, start)
         for piece, start in zip(pieces, starts, strict=True)
-        for group in piece.footer[_GROUPS][1][1]
-        if group[_GROUP_ROWS][1]
+        for group in piece.footer[GROUPS][1][1]
+        if group[GROUP_ROWS][1]
     ]
-    schema, orders = list(first[_SCHEMA][1][1]), list(first[_ORDERS][1][1]) if _ORDERS in first else []
+    schema, orders = list(first[SCHEMA][1][1]), list(first[ORDERS][1][1]) if ORDERS in first else []
     if extra is not None:
-        beside = extra[_GROUPS][1][1]
-        groups = [_widened(group, _moved(more, at)) for group, more in zip(groups, beside, strict=True)]
-        added = extra[_SCHEMA][1][1][1:]
-        root = schema[0] | {_CHILDREN: (I32, schema[0][_CHILDREN][1] + len(added))}
-        schema, orders = [root, *schema[1:], *added], [*orders, *extra[_ORDERS][1][1]] if orders else []
+        beside = extra[GROUPS][1][1]
+        groups = [widened(group, moved(more, at)) for group, more in zip(groups, beside, strict=True)]
+        added = extra[SCHEMA][1][1][1:]
+        root = schema[0] | {CHILDREN: (I32, schema[0][CHILDREN][1] + len(added))}
+        schema, orders = [root, *schema[1:], *added], [*orders, *extra[ORDERS][1][1]] if orders else []
     names = [[p.key.path, start, len(p.data)] for p, start in zip(pieces, starts, strict=True)]
     header = json.dumps({"format": 2, "recordings": names}, ensure_ascii=False, separators=(",", ":"))
     noted = {1: (BINARY, HEADER), 2: (BINARY, header.encode())}
-    footer = {field: first[field] for field in (1, _CREATED_BY) if field in first}
-    footer |= {_SCHEMA: (LIST, (STRUCT, schema)), _GROUPS: (LIST, (STRUCT, groups))}
-    footer |= {_ROWS: (I64, sum(group[_GROUP_ROWS][1] for group in groups))}
-    footer |= {_METADATA: (LIST, (STRUCT, [noted]))}
-    return footer | ({_ORDERS: (LIST, (STRUCT, orders))} if orders else {})
-
-
-def _moved(group: Struct, by: int) -> Struct:
-    """A row group that begins so many bytes later."""
-    moved = {field: value for field, value in group.items() if field != _ORDINAL}  # it ends at 32,767
-    _shift(moved, (_GROUP_OFFSET,), by)
-    kind, chunks = group[_COLUMNS][1]
-    moved[_COLUMNS] = LIST, (kind, [_moved_chunk(chunk, by) for chunk in chunks])
-    return moved
-
-
-def _moved_chunk(chunk: Struct, by: int) -> Struct:
-    moved, about = dict(chunk), dict(chunk[_CHUNK_METADATA][1])
-    _shift(moved, (_CHUNK_OFFSET, _OFFSET_INDEX, _COLUMN_INDEX), by)
-    _shift(about, _PAGES, by)
-    moved[_CHUNK_METADATA] = STRUCT, about
-    return moved
-
-
-def _shift(node: Struct, fields: Iterable[int], by: int) -> None:
-    for field in fields:
-        if field in node and node[field][1] > 0:  # 0 is no place: every file begins with PAR1
-            node[field] = node[field][0], node[field][1] + by
-
-
-def _widened(group: Struct, more: Struct) -> Struct:
-    """A row group with the columns of another of as many rows."""
-    kind, chunks = group[_COLUMNS][1]
-    wide = group | {_COLUMNS: (LIST, (kind, [*chunks, *more[_COLUMNS][1][1]]))}
-    for field in (_BYTES, _COMPRESSED):
-        if field in group and field in more:
-            wide[field] = I64, group[field][1] + more[field][1]
-    return wide
+    footer = {field: first[field] for field in (1, CREATED_BY) if field in first}
+    footer |= {SCHEMA: (LIST, (STRUCT, schema)), GROUPS: (LIST, (STRUCT, groups))}
+    footer |= {ROWS: (I64, sum(group[GROUP_ROWS][1] for group in groups))}
+    footer |= {METADATA: (LIST, (STRUCT, [noted]))}
+    return footer | ({ORDERS: (LIST, (STRUCT, orders))} if orders else {})
 
 
 def _who(pieces: Sequence[Piece]) -> bytes:
     """A Parquet file that says whose each row is, a row group for each of theirs; empty without rows."""
-    taken = {bytes(element[_NAME][1]) for element in pieces[0].footer[_SCHEMA][1][1]}
+    taken = {bytes(element[NAME][1]) for element in pieces[0].footer[SCHEMA][1][1]}
     kinds = {"_step": pa.int64(), "_call": pa.string(), "_rank": pa.int32()}
     schema = pa.schema(
         [pa.field(name, kind, nullable=False) for name, kind in kinds.items() if name.encode() not in taken]
@@ -176,8 +151,8 @@ def _who(pieces: Sequence[Piece]) -> bytes:
                 "_call": str(piece.key.call),
                 "_rank": piece.key.rank,
             }
-            for group in piece.footer[_GROUPS][1][1]:
-                if rows := group[_GROUP_ROWS][1]:
+            for group in piece.footer[GROUPS][1][1]:
+                if rows := group[GROUP_ROWS][1]:
                     columns = [_repeated(values[f.name], f.type, rows) for f in schema]
                     writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=rows)
                     wrote = True
@@ -214,7 +189,7 @@ def read_segment_end(end: memoryview) -> SegmentEnd:
     footer = read_tail(end)
     try:
         (offset, size, crc), *others = footer.chunks
-        noted = parse(footer.data[:-8])[_METADATA][1][1]
+        noted = parse(footer.data[:-8])[METADATA][1][1]
         texts = {bytes(pair[1][1]): pair[2][1] for pair in noted}
         found = json.loads(texts[HEADER])["recordings"]
         recordings = [(str(name), int(start), int(length)) for name, start, length in found]

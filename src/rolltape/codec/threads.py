@@ -17,11 +17,11 @@ SHARE_FROM = 4 * 1024 * 1024
 """Bytes from which work is worth another thread."""
 
 _T = TypeVar("_T")
-_COUNT = os.cpu_count() or 1
+COUNT = os.cpu_count() or 1
 
 
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_COUNT, "rolltape")
+    return ThreadPoolExecutor(COUNT, "rolltape")
 
 
 _threads = _pool()
@@ -52,9 +52,9 @@ def shared(work: Callable[[int, int], _T], rows: int, nbytes: int) -> list[_T]:
 
     Small work is one part, done here. ``work`` must not share work itself.
     """
-    if nbytes < SHARE_FROM or _COUNT == 1 or rows < 2:
+    if nbytes < SHARE_FROM or COUNT == 1 or rows < 2:
         return [work(0, rows)]
-    bounds = np.linspace(0, rows, min(_COUNT, 4, rows) + 1).astype(int).tolist()
+    bounds = np.linspace(0, rows, min(COUNT, 4, rows) + 1).astype(int).tolist()
     parts = list(pairwise(bounds))
     others = [submit(work, start, stop) for start, stop in parts[1:]]
     return [work(*parts[0]), *(other.result() for other in others)]

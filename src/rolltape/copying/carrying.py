@@ -34,7 +34,7 @@ from rolltape.key import Key
 from rolltape.storage import Stat
 from rolltape.tape.manifest import NAME, read_manifest, write_manifest
 from rolltape.tape.opening import UNFINISHED_COPY
-from rolltape.tape.place import check_place
+from rolltape.tape.place import check_place, strange_line
 
 AT_ONCE = 8
 """Files that are on their way at the same time."""
@@ -139,6 +139,10 @@ class _Copy:
             if merge.damaged:
                 what = f"{merge.damaged} of its lines do not match their checksums"
                 done.damaged.append(Conflict(name, what))
+            if merge.strange:
+                done.damaged.append(
+                    Conflict(name, f"{merge.strange} of its lines are of another tape or split")
+                )
             done.lines += self._add(name, merge)
 
     def _add(self, name: str, merge: Merge) -> int:
@@ -211,7 +215,8 @@ class _Copy:
         """Why a file is not to be copied, if there is a reason."""
         key = Key.parse(name)
         if key is None:
-            return None
+            wrong = strange_line(self._plan.source, name, bytes(data))
+            return wrong and f"it {wrong}"
         try:
             about = self._verified(key, memoryview(data))
         except CorruptFileError as error:

@@ -21,6 +21,8 @@ class Merge:
     """Why they cannot be added."""
     damaged: int = 0
     """Lines that are left behind: they do not match their checksum."""
+    strange: int = 0
+    """Lines that are left behind: they are of another tape or split."""
     there: tuple[bytes, ...] = ()
     """The lines that they are added to."""
 

@@ -16,13 +16,14 @@ from rolltape.errors import (
     MismatchError,
     StepMissingError,
 )
-from rolltape.key import Key
+from rolltape.key import Key, is_of_index
 from rolltape.reader.dropped_steps import NAME as DROPPED
 from rolltape.reader.dropped_steps import Dropped, parse_dropped
 from rolltape.storage import Stat, Storage
 from rolltape.storage.together import together
 from rolltape.tape.manifest import Manifest, read_manifest
 from rolltape.tape.opening import UNFINISHED_COPY, not_found
+from rolltape.tape.place import strange_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,8 @@ def _continues(later: Manifest, earlier: Manifest) -> bool:
 
 def _plan_files(plan: Plan, mine: Mapping[str, Stat], there: Mapping[str, Stat], *, rewrite: bool) -> None:
     whole = [stat for name, stat in mine.items() if role_of(name).is_of_a_step or role_of(name) is Role.NOTE]
-    plan.foreign += [name for name in mine if role_of(name) is Role.FOREIGN and name != UNFINISHED_COPY]
+    strange = (name for name in mine if role_of(name) is Role.FOREIGN and name != UNFINISHED_COPY)
+    plan.foreign += [name for name in strange if not is_of_index(name)]  # a copy makes its own
     for stat in whole:
         if stat.wrong is not None:
             plan.conflicts.append(Conflict(stat.name, stat.wrong))
@@ -214,7 +216,9 @@ def _ends(plan: Plan, name: str, length: int) -> bool:
 def _dropped_there(plan: Plan, names: Collection[str]) -> set[str]:
     """Which recordings were dropped at the target, and not at the source: they are not brought back."""
     mine, theirs = (_lines(storage, DROPPED) for storage in (plan.source, plan.target))
-    dropped = [one for line in merged(DROPPED, theirs, mine).missing if (one := parse_dropped(line))]
+    dropped = [
+        one for line in merged(DROPPED, theirs, mine).missing if (one := parse_dropped(plan.target, line))
+    ]
     return {name for name in names if _holds(dropped, name)}
 
 
@@ -224,17 +228,22 @@ def _holds(dropped: Iterable[Dropped], name: str) -> bool:
 
 
 def _plan_lines(plan: Plan, name: str, there: Mapping[str, Stat], *, rewrite: bool) -> None:
-    mine, theirs = _lines(plan.source, name), _lines(plan.target, name)
-    merge = merged(name, mine, theirs)
+    every, theirs = _lines(plan.source, name), _lines(plan.target, name)
+    mine = [line for line in every if strange_line(plan.source, name, line) is None]
+    merge = replace(merged(name, mine, theirs), strange=len(every) - len(mine))
     if name == DROPPED:  # what is at the target has not been dropped there
-        true = [line for line in merge.missing if (one := parse_dropped(line)) and not _any(one, there)]
+        true = [
+            line
+            for line in merge.missing
+            if (one := parse_dropped(plan.source, line)) and not _any(one, there)
+        ]
         merge = replace(merge, missing=tuple(true))
     if merge.conflict is not None and rewrite:
-        merge = merged(name, mine, [])
+        merge = replace(merged(name, mine, []), strange=merge.strange)
         plan.replaced.add(name)
     if merge.conflict is not None:
         plan.conflicts.append(Conflict(name, merge.conflict))
-    elif merge.missing or merge.damaged:
+    elif merge.missing or merge.damaged or merge.strange:
         plan.lines[name] = merge
     else:
         plan.same += 1

@@ -26,6 +26,7 @@ from rolltape.key import Key
 from rolltape.policy import Mode, Overwrite
 from rolltape.settings import Settings
 from rolltape.steps import ALL_STEPS, StepSelector, as_step
+from rolltape.storage import absolute
 from rolltape.tape import Tape
 
 Progress = Callable[[int, int, str], None]
@@ -87,7 +88,7 @@ def import_dumps(
     if found is None:
         return None
     found = check_split(found, split)
-    report = Report(found.system, str(found.root), str(Path(to).absolute()))
+    report = Report(found.system, str(found.root), absolute(to))
     register()  # whoever imported can also read it back
     _target(to, dry_run).close()  # a tape that cannot be opened is told before anything is read
     dumps = [dump for dump in found.dumps if dump.problem or dump.step is None or dump.step in steps]

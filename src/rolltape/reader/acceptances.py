@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 
 from rolltape.errors import CorruptFileError, StepMissingError
 from rolltape.storage import Storage
+from rolltape.tape.place import check_note
 
 NAME = "accepted.jsonl"
 
@@ -24,6 +25,8 @@ class Acceptance:
     verdict: str
     """What the comparison of the two said."""
     when: str = ""
+    tape: str = ""
+    """The id that the baseline has since; empty in lines of older versions."""
 
 
 def acceptances(storage: Storage) -> list[Acceptance]:
@@ -33,13 +36,16 @@ def acceptances(storage: Storage) -> list[Acceptance]:
     except StepMissingError:
         return []
     try:
-        return [_read_line(line) for line in lines if line.strip()]
+        found = [(number, _read_line(line)) for number, line in enumerate(lines, 1) if line.strip()]
     except (ValueError, TypeError, RecursionError) as error:
         raise CorruptFileError(
             f"a line about an acceptance cannot be read: {error!s:.200}",
             where=f"{storage.location}/{NAME}",
             hint="remove that line; the recordings beside it are untouched",
         ) from None
+    for number, one in found:
+        check_note(storage, {"tape": one.tape or None}, f"{storage.location}/{NAME}, line {number}")
+    return [one for _, one in found]
 
 
 def _read_line(line: str) -> Acceptance:

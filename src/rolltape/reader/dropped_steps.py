@@ -9,6 +9,7 @@ from rolltape.errors import MemoryLimitError, RolltapeError, StepMissingError, S
 from rolltape.key import Key
 from rolltape.steps import StepSelector
 from rolltape.storage import Storage
+from rolltape.tape.place import strange_note
 
 NAME = "dropped.jsonl"
 
@@ -32,24 +33,27 @@ class Dropped:
         return (key.step in StepSelector.parse(self.steps)) != self.others
 
 
-def note_dropped(storage: Storage, dropped: Dropped) -> None:
-    """Keep on the tape what was dropped."""
-    storage.append(NAME, json.dumps(asdict(dropped)).encode())
+def note_dropped(storage: Storage, dropped: Dropped, tape: str) -> None:
+    """Keep on the tape of this id what was dropped."""
+    storage.append(NAME, json.dumps(asdict(dropped) | {"tape": tape}).encode())
 
 
 def read_dropped(storage: Storage) -> list[Dropped]:
-    """What was dropped from a tape; lines that cannot be read say nothing."""
+    """What was dropped from a tape; lines that cannot be read, or are of another tape, say nothing."""
     try:
         lines = bytes(storage.read(NAME)).splitlines()
     except (StepMissingError, StorageError, MemoryLimitError):  # nothing was dropped, or nothing says so
         return []
-    return [one for line in lines if (one := parse_dropped(line)) is not None]
+    return [one for line in lines if line and (one := parse_dropped(storage, line)) is not None]
 
 
-def parse_dropped(line: bytes) -> Dropped | None:
-    """What a line says; None if it cannot be read."""
+def parse_dropped(storage: Storage, line: bytes) -> Dropped | None:
+    """What a line of a tape says; None if it cannot be read, or is of another one."""
     try:
-        one = Dropped(**json.loads(line.decode("utf-8", "replace")))
+        node = json.loads(line.decode("utf-8", "replace"))
+        if strange_note(storage, {"tape": node.pop("tape", None)}) is not None:
+            return None
+        one = Dropped(**node)
         one.holds(Key(step=0))
     except (ValueError, TypeError, AttributeError, RecursionError, RolltapeError):
         return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rolltape.errors import (
     CorruptFileError,
@@ -16,20 +18,31 @@ from rolltape.errors import (
     UnknownAdapterError,
 )
 from rolltape.hooks import hook
-from rolltape.key import Key, metrics_path
+from rolltape.key import Key, is_of_index, metrics_path
+from rolltape.reader.acceptances import NAME as ACCEPTED
+from rolltape.reader.acceptances import acceptances
 from rolltape.reader.dropped_steps import read_dropped
 from rolltape.reader.listing import NOTES, is_name
+from rolltape.reader.wording import counted
 from rolltape.spread import HERE, Spread
 from rolltape.storage import SegmentedStorage, Stat, Storage
 from rolltape.tape.checked_lines import check_line
 from rolltape.tape.commits import read_commit
+from rolltape.tape.current_run import NAME as RUNS
+from rolltape.tape.current_run import read_lines
 from rolltape.tape.manifest import NAME, read_manifest
 from rolltape.tape.metrics import read_line
 from rolltape.tape.opening import STALE_AFTER
+from rolltape.tape.place import as_node, split_of, strange_note
 from rolltape.tape.recording import Recording
+from rolltape.tape.replayed import NAME as REPLAYED
+from rolltape.tape.replayed import read_replayed
 from rolltape.tape.segments import check_segment
 from rolltape.tape.shards import judged, named, stale_shards
 from rolltape.tape.step_index import call_order
+
+MOST_LINES = 20
+"""Damaged lines of one file that are named one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,8 @@ class Report:
     """Files with values of classes that this process does not know: their checksums are right."""
     anonymous: int = 0
     """Older recordings, which do not say of which tape they are: only their place is checked."""
+    unsigned: list[str] = field(default_factory=list)
+    """Older metrics and notes, which do not say of which tape or split they are: no more can be known."""
     leftovers: list[str] = field(default_factory=list)
     """Files that a killed process left half-written beside the recordings. No reader ever sees them."""
     in_progress: int = 0
@@ -74,13 +89,15 @@ def inspect(storage: Storage, tick: Tick = lambda stat: None, spread: Spread = H
     report = Report(storage.location)
     listed = sorted(storage.everything(), key=lambda stat: stat.name)
     names = {stat.name for stat in listed}
-    items = [_Listed(stat, _partner(stat.name) in names) for stat in listed]
+    shards = _shards(names)
+    items = [_Listed(stat, _partner(stat.name) in names, shards.get(stat.name, ())) for stat in listed]
     for item, seen in zip(items, spread.over(_LookAt(storage), items, [storage.location]), strict=True):
         report.files += 1
         report.bytes += item.stat.size
         report.findings += seen.findings
         report.undecoded += [item.stat.name] if seen.undecoded else []
         report.anonymous += seen.anonymous
+        report.unsigned += [item.stat.name] if seen.unsigned else []
         tick(item.stat)
     report.findings += missing_recordings(storage, names, spread)
     report.findings += incomplete_calls(storage, names)
@@ -95,6 +112,18 @@ class _Listed:
     stat: Stat
     has_partner: bool
     """Whether there is what belongs to it: the inputs of a result, the result of inputs."""
+    shards: Sequence[Key] = ()
+    """Those that there are of the call, if it is a commit."""
+
+
+def _shards(names: Iterable[str]) -> dict[str, list[Key]]:
+    """The shards that there are of each call, by the names of its commit and of its void one."""
+    found: dict[str, list[Key]] = {}
+    for key in named(sorted(names))[0]:
+        if key.is_shard:
+            for name in (key.commit, key.void):
+                found.setdefault(name, []).append(key)
+    return found
 
 
 def _partner(name: str) -> str | None:
@@ -111,7 +140,9 @@ class Seen:
     undecoded: bool = False
     """Whether it has values of classes that this process does not know."""
     anonymous: bool = False
-    """Whether it does not say of which tape it is."""
+    """Whether it is a recording that does not say of which tape it is."""
+    unsigned: bool = False
+    """Whether it has lines, or is a note, that do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,21 +157,25 @@ class _LookAt:
             if item.stat.wrong is None and (key := Key.parse(name)) is not None:
                 yield look_at_recording(self.storage, key, has_partner=item.has_partner)
             else:
-                yield Seen(list(_look_at_other(self.storage, item.stat)))
+                seen = Seen()
+                seen.findings += _look_at_other(self.storage, item, seen)
+                yield seen
 
 
-def _look_at_other(storage: Storage, stat: Stat) -> Iterator[Finding]:
-    name = stat.name
+def _look_at_other(storage: Storage, item: _Listed, seen: Seen) -> Iterator[Finding]:
+    stat, name = item.stat, item.stat.name
     split = name.partition("/")[0]
     if stat.wrong is not None:
         yield Finding("foreign", name, stat.wrong)
     elif name == NAME:
         yield from _manifest(storage)
     elif is_name(split) and name == metrics_path(split):
-        yield from _metrics(storage, name)
+        yield from _metrics(storage, name, seen)
     elif (key := Key.parse_commit(name)) is not None:
-        yield from _commit(storage, name, key)
-    elif name not in NOTES:  # notes of the comparison, which reads them with care itself
+        yield from _commit(storage, name, key, item.shards)
+    elif name in NOTES:
+        yield from _note(storage, name, seen)
+    elif not is_of_index(name):
         yield Finding("foreign", name, "no part of a tape has this name; Rolltape never reads it")
 
 
@@ -182,10 +217,9 @@ def incomplete_calls(storage: Storage, names: Collection[str]) -> Iterator[Findi
                 yield Finding("incomplete", one.key.path, str(one))
 
 
-def _commit(storage: Storage, name: str, key: Key) -> Iterator[Finding]:
+def _commit(storage: Storage, name: str, key: Key, there: Sequence[Key]) -> Iterator[Finding]:
     """What is wrong with a commit, or with the shards it speaks of."""
     void = name == key.void
-    there = [shard for shard in key.shards() if storage.exists(shard.path)]
     try:
         commit = read_commit(storage, key, void=void)
         stale = stale_shards(storage, [Recording(storage, shard) for shard in there])
@@ -242,31 +276,97 @@ def _manifest(storage: Storage) -> Iterator[Finding]:
         yield Finding("damaged", NAME, error.what)
 
 
-def _metrics(storage: Storage, name: str) -> Iterator[Finding]:
+def _metrics(storage: Storage, name: str, seen: Seen) -> Iterator[Finding]:
     try:
         lines = bytes(storage.read(name)).split(b"\n")
-    except (StorageError, MemoryLimitError) as error:
+    except (StorageError, MemoryLimitError, StepMissingError) as error:  # an index may list what is not there
         yield Finding("metrics", name, error.what)
         return
+    strange, damaged = _Strange(storage, name), 0
     for number, line in enumerate(lines, 1):
-        wrong = wrong_with(line) if line else None
+        node, wrong = _read(line) if line else (None, None)
+        if node is not None:
+            strange.add(number, node)
         if wrong is not None:
-            yield Finding("metrics", name, f"line {number} {wrong}")
+            damaged += 1
+            if damaged <= MOST_LINES:
+                yield Finding("metrics", name, f"line {number} {wrong}")
+    if damaged > MOST_LINES:
+        yield Finding("metrics", name, f"{counted(damaged - MOST_LINES, 'more line')} cannot be read")
+    yield from strange.findings(seen)
+
+
+def _note(storage: Storage, name: str, seen: Seen) -> Iterator[Finding]:
+    """Whether a note can be read, and is of this tape."""
+    try:
+        text = bytes(storage.read(name))
+        strange = _Strange(storage, name)
+        for number, line in enumerate(text.split(b"\n") if name.endswith(".jsonl") else [text], 1):
+            if line and (node := as_node(line)) is not None:
+                strange.add(number, node)
+            elif name.endswith(".json"):
+                yield Finding("damaged", name, "it cannot be read")
+        yield from strange.findings(seen)
+        if name in _READERS:
+            deque(_READERS[name](storage), maxlen=0)
+    except MisplacedFileError:  # that is told
+        return
+    except StepMissingError:  # deleted since it was listed
+        return
+    except RolltapeError as error:
+        which = str(error.where).rpartition(", ")[2]
+        yield Finding("damaged", name, f"{which}: {error.what}" if which.startswith("line") else error.what)
+
+
+_READERS: dict[str, Callable[[Storage], Iterable[object]]] = {
+    RUNS: read_lines,
+    ACCEPTED: acceptances,
+    REPLAYED: read_replayed,
+}
+"""Who reads a note line by line."""
+
+
+class _Strange:
+    """Lines or notes of another tape or split, which are one finding; and those too old to say."""
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self._storage, self._name = storage, name
+        self._first, self._count, self._unsigned = "", 0, False
+
+    def add(self, number: int, node: Mapping[str, Any]) -> None:
+        """Look at one more."""
+        why = strange_note(self._storage, node, split_of(self._name))
+        self._unsigned |= node.get("tape") is None
+        if why is not None:
+            self._count += 1
+            what = f"line {number}" if self._name.endswith(".jsonl") else "it"
+            self._first = self._first or f"{what} {why}"
+
+    def findings(self, seen: Seen) -> Iterator[Finding]:
+        """What there is to say of them, when all were looked at."""
+        seen.unsigned = self._unsigned
+        if self._count:
+            more = f"; {counted(self._count, 'line')} of the file in all" if self._count > 1 else ""
+            yield Finding("misplaced", self._name, self._first + more)
 
 
 def wrong_with(line: bytes) -> str | None:
     """What is wrong with a line of metrics."""
+    return _read(line)[1]
+
+
+def _read(line: bytes) -> tuple[Mapping[str, Any] | None, str | None]:
+    """What a line of metrics says, or what is wrong with it."""
     try:
         body = check_line(line, "")
     except CorruptFileError:
-        return "does not match its checksum"
+        return None, "does not match its checksum"
     if body is None:
-        return "was cut short: its process died while writing it"
+        return None, "was cut short: its process died while writing it"
     try:
-        read_line(body, "")
+        return read_line(body, ""), None
     except CorruptFileError as error:
-        return f"cannot be read: {error.what}"
-    return None
+        return None, f"cannot be read: {error.what}"
 
 
 def look_at_recording(storage: Storage, key: Key, *, has_partner: bool) -> Seen:

@@ -36,7 +36,9 @@ DEEPEST = 4
 MOST_FOLDERS = 20_000
 """How many folders are looked into before the search gives up."""
 
-_FILE = re.compile(r"step_([0-9]{6,19})(\.[^/]+)?\.parquet")
+_FILE = re.compile(
+    r"step_([0-9]{6}|[1-9][0-9]{6,18})(\.c[1-9][0-9]{0,18}|\.k[^./]+)?(\.r[0-9]+of[0-9]+)?(\.in)?\.parquet"
+)
 _SHARD = re.compile(r"\.r[0-9]+of[0-9]+\.")
 
 
@@ -140,12 +142,9 @@ def stage_files(
 ) -> Iterator[StageFiles]:
     """Every stage of every split that is asked for, with its recordings of these steps."""
     # What is complete is judged by all recordings of a stage, whichever are asked for.
-    for split_name in _names(storage, ""):
-        if split not in (None, split_name):
-            continue
-        for stage_name in _names(storage, f"{split_name}/"):
-            if stage in (None, stage_name):
-                yield _listed(storage, split_name, stage_name, steps)
+    for split_name in _names(storage, "") if split is None else [split]:
+        for stage_name in _names(storage, f"{split_name}/") if stage is None else [stage]:
+            yield _listed(storage, split_name, stage_name, steps)
 
 
 def _names(storage: Storage, folder: str) -> list[str]:
@@ -175,6 +174,8 @@ def _listed(storage: Storage, split: str, stage: str, steps: StepSelector) -> St
         is_input = name.endswith(".in.parquet")
         may_be_shard = _SHARD.search(name, len(folder)) is not None  # else no key is made of it
         key = Key.parse(name) if may_be_shard or is_others is not None else None
+        if may_be_shard and key is None:  # of more ranks than there can be, say
+            continue
         if is_others is not None and key is not None and is_others(key):
             continue
         if key is not None and key.is_shard and not is_input:

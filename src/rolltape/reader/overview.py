@@ -147,12 +147,11 @@ def recording_row(recording: Recording) -> RecordingRow:
     except RolltapeError as error:  # deleted since it was listed
         return RecordingRow(key, where, None, problem=error.what)
     try:
-        about = recording.about
-        prompt, response = (
-            None if counts is None else int(counts.sum()) for counts in Samples([recording]).token_counts
-        )
+        about, rows = recording.about, Samples([recording])
+        prompt, response = (None if counts is None else int(counts.sum()) for counts in rows.token_counts)
+        samples = recording.samples if rows.are_samples else None
         return RecordingRow(
-            key, where, size, recording.samples, prompt, response,
+            key, where, size, samples, prompt, response,
             about.live_seconds, about.recorded, about.inputs is not None,
         )  # fmt: skip
     except RolltapeError as error:

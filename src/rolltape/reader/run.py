@@ -15,10 +15,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from rolltape.errors import RolltapeError
 from rolltape.key import Key, check_name, metrics_path
@@ -26,13 +28,32 @@ from rolltape.reader.acceptances import acceptances
 from rolltape.reader.listing import StageFiles, is_name, stage_files
 from rolltape.reader.samples import Samples
 from rolltape.reader.wording import moment
-from rolltape.storage import Mark, Storage, storage_at
+from rolltape.storage import Mark, Storage, is_url, storage_at
 from rolltape.tape.manifest import Manifest, read_manifest
 from rolltape.tape.metrics import read_all_metrics
 from rolltape.tape.missing import explain_missing
 from rolltape.tape.opening import not_found, resolved_dir
 from rolltape.tape.recording import Recording
+from rolltape.tape.replayed import read_waits
 from rolltape.tape.shards import Shortfall, stale_shards
+
+T = TypeVar("T")
+
+_looking_since: ContextVar[float | None] = ContextVar("rolltape_looking_since", default=None)
+
+
+@contextmanager
+def looking() -> Iterator[None]:
+    """While it lasts, what a tape in an object store has is asked for once: every list is a request there.
+
+    For who asks the same many times over, as a page or a comparison does. Others see what has landed since.
+    """
+    token = None if _looking_since.get() is not None else _looking_since.set(time.monotonic())
+    try:
+        yield
+    finally:
+        if token is not None:
+            _looking_since.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +74,8 @@ class Run:
         """What ``tape.json`` says."""
         self._listed: dict[tuple[str, str], _Listed] = {}
         self._positions: dict[tuple[str, str], float] = {}
+        self._seen: dict[tuple[str, ...], tuple[float, Any]] = {}
+        """What was asked of a store, and when."""
 
     def __repr__(self) -> str:
         return f"Run({self.path!r}, {self.title})"
@@ -70,6 +93,10 @@ class Run:
     def title(self) -> str:
         """The tape in a line, for people."""
         return f"id {self.manifest.id[:8]}, created {moment(self.manifest.created)}"
+
+    def waits(self) -> dict[Key, float]:
+        """Seconds that the trainer of a replay waited for each recording; on its tape ``out``, else empty."""
+        return read_waits(self.storage)
 
     @property
     def id(self) -> str:
@@ -96,6 +123,9 @@ class Run:
     @property
     def splits(self) -> list[str]:
         """The splits, ``train`` first; one that has only metrics counts."""
+        return list(self._once(("splits",), self._splits))
+
+    def _splits(self) -> list[str]:
         names = [name for folder in self.storage.folders("") if is_name(name := folder.rstrip("/"))]
         found = [name for name in names if self.storage.exists(metrics_path(name)) or self.stages(name)]
         return sorted(found, key=lambda name: (name != "train", name))
@@ -107,7 +137,22 @@ class Run:
             return found
         return sorted(found, key=lambda name: (self._position(split, name), name))
 
+    def _once(self, what: tuple[str, ...], ask: Callable[[], T]) -> T:
+        """What ``ask`` says; of a store that is being looked at, what it said first."""
+        since = _looking_since.get()
+        if since is None or not is_url(self.location):
+            return ask()
+        at, found = self._seen.get(what, (float("-inf"), None))
+        if at < since:
+            at, found = time.monotonic(), ask()
+            self._seen[what] = at, found
+        known: T = found
+        return known
+
     def _stage_folders(self, split: str) -> list[str]:
+        return self._once(("stages", split), lambda: self._list_stages(split))
+
+    def _list_stages(self, split: str) -> list[str]:
         names = [folder.rstrip("/").rsplit("/", 1)[-1] for folder in self.storage.folders(f"{split}/")]
         return [name for name in names if is_name(name)]
 
@@ -120,6 +165,9 @@ class Run:
         """The files of a stage. A folder that has not changed since is not listed again."""
         check_name("split", split)
         check_name("stage", stage)
+        return self._once(("files", split, stage), lambda: self._files(stage, split))
+
+    def _files(self, stage: str, split: str) -> StageFiles:
         mark = self.storage.mark(f"{split}/{stage}/")
         known = self._listed.get((split, stage))
         if known is None or mark is None or known.mark != mark or not mark.settled:
@@ -198,7 +246,7 @@ class Run:
                 return run
         try:
             found = open(wanted["dir"])
-        except RolltapeError:
+        except (RolltapeError, ValueError):  # not there, or no path at all
             return None
         return found if found is not None and self.replays(found) else None
 

@@ -21,6 +21,13 @@ from rolltape.reader.stored_file import Id, StoredFile
 from rolltape.reader.token_places import PER_TOKEN, whose
 from rolltape.tape.recording import Recording
 
+STATES = ("state", "weights")
+"""Stages that hold what a step starts from, the weights and the optimizer: none of their rows is a sample."""
+OF_SAMPLES = (
+    "prompt_ids", "response_ids", "token_ids", "prompt_text", "response_text", "reward", "advantage",
+)  # fmt: skip
+"""Roles of columns that only samples have."""
+
 
 class Columns(Mapping[str, Column]):
     """Columns by name, each expanded when it is first asked for."""
@@ -182,6 +189,19 @@ class Samples(Sequence[Row]):
     def anonymous(self) -> bool:
         """Whether nothing says who the samples are: they can only be told by their order."""
         return not any(uid for file in self.files for uid, _ in file.ids)
+
+    @cached_property
+    def are_samples(self) -> bool:
+        """Whether its rows are samples, and not those of weights or of arrays that happen to be as long.
+
+        What has uids is of samples, and so is what has a row for each of the rollout, or a column that only
+        samples have.
+        """
+        if any(recording.key.stage in STATES for recording in self.recordings):
+            return False
+        if not self.anonymous or self.rollout is None or len(self) == len(self.rollout):
+            return True
+        return bool(columns_with(self.stored, *OF_SAMPLES))
 
     @cached_property
     def places(self) -> dict[Id, int]:

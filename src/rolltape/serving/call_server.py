@@ -16,14 +16,14 @@ from typing import Any
 
 from rolltape.errors import ConfigError, MissingDependencyError, StepExistsError
 from rolltape.policy import Mode
-from rolltape.reader.run import Run, open
+from rolltape.reader.run import Run
 from rolltape.serving.call_writer import CallWriter
 from rolltape.serving.lookup import Lookup
 from rolltape.serving.serve_options import ServeOptions, is_loopback, read_options
-from rolltape.settings import Settings
-from rolltape.storage import storage_at
+from rolltape.settings import Settings, resolve
+from rolltape.storage import Spool, Storage, is_url, storage_at
 from rolltape.tape import Tape
-from rolltape.tape.opening import open_tape, resolved_dir
+from rolltape.tape.opening import open_tape, resolved_dir, spool_of
 
 log = logging.getLogger("rolltape")
 
@@ -35,8 +35,12 @@ GRACE = 10.0
 class Server:
     """A server, from its start to its end. ``serve`` and the command line make one."""
 
-    def __init__(self, tape: str | os.PathLike[str], options: ServeOptions) -> None:
+    def __init__(
+        self, tape: str | os.PathLike[str], options: ServeOptions, spool: Spool | None = None
+    ) -> None:
         self.options = options
+        self._spool = spool
+        """Where calls wait for an object store; None: where the environment says."""
         self.dir = resolved_dir(os.fspath(tape))
         self.url = ""
         self._proxy: Any = None
@@ -135,9 +139,9 @@ class Server:
 
     def _open(self) -> tuple[Run, CallWriter | None]:
         mode = self.options.mode
-        storage = storage_at(self.dir)
+        storage = self._storage()
         manifest = open_tape(storage, Settings(dir=self.dir, mode=mode))
-        run = open(self.dir)
+        run = Run(self.dir, storage, manifest)
         if mode is Mode.RECORD:
             _refuse_recorded(run, self.options.split)
         if mode is Mode.REWRITE:
@@ -146,7 +150,16 @@ class Server:
                 storage.delete_all([recording.key.path for recording in found])
         if mode is Mode.REPLAY:
             return run, None
-        return open(self.dir), CallWriter(storage, manifest, self.options.split)
+        writer = CallWriter(storage, manifest, self.options.split, spooled=is_url(self.dir))
+        return Run(self.dir, storage, manifest), writer
+
+    def _storage(self) -> Storage:
+        """The tape; in front of a store, where calls are written down, with the spool of this machine."""
+        mode = self.options.mode
+        if not is_url(self.dir) or mode is Mode.REPLAY:
+            return storage_at(self.dir)
+        spool = self._spool or spool_of(resolve({"dir": self.dir}, os.environ))
+        return storage_at(self.dir, spool, assume_new=mode is Mode.RECORD)
 
 
 @contextmanager
@@ -163,7 +176,8 @@ def serve(
         if tape.dir is None:
             raise ConfigError("the tape is off, so there is nothing to serve", hint="give it a directory")
     where = tape.dir or "" if isinstance(tape, Tape) else tape
-    server = Server(where, secured(read_options(upstream=upstream, **options)))
+    spool = spool_of(tape.settings) if isinstance(tape, Tape) else None
+    server = Server(where, secured(read_options(upstream=upstream, **options)), spool)
     ready, failures = threading.Event(), []
 
     def work() -> None:

@@ -4,12 +4,17 @@ The file that calls go into is published anew while it grows, as a whole each ti
 on the tape is always a complete recording that every reader understands, and after ``kill -9`` every call
 that was answered more than a moment ago is there. Files are small enough that writing them again costs
 little, and large enough that thousands of calls are a few files.
+
+On an object store all of that is about the spool of this machine, which is as durable as a disk. A store
+that is away cannot say which numbers are free, and a file that it refuses later would be lost: there the
+files have names that no other server gives.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import logging
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -22,7 +27,8 @@ from rolltape.codec.pack import pack
 from rolltape.errors import RolltapeError, StepExistsError
 from rolltape.key import Key
 from rolltape.serving.call import CIRCUMSTANCES, Call, columns, row, without_typed
-from rolltape.storage import Storage
+from rolltape.storage import Pending, Storage
+from rolltape.storage.store_client import DEADLINE, seconds
 from rolltape.tape.manifest import Manifest
 
 log = logging.getLogger("rolltape")
@@ -41,6 +47,9 @@ MOST_AT_ONCE = 512
 
 OVERDUE = 0.75
 """Seconds after which a call that is not on the tape yet makes new ones wait: the machine is too slow."""
+
+MOMENT = 2.0
+"""Seconds that a store which answers gets in a flush."""
 
 MOST_PENDING = 256 * 1024 * 1024
 """Bytes that may wait to be written before new calls have to."""
@@ -69,8 +78,18 @@ class _Segment:
 class CallWriter:
     """Writes calls in the background; after a failure nothing more is taken, and ``failure`` says why."""
 
-    def __init__(self, storage: Storage, manifest: Manifest, split: str, run: str | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        manifest: Manifest,
+        split: str,
+        run: str | None = None,
+        *,
+        spooled: bool = False,
+    ) -> None:
         self._storage = storage
+        self._name = os.urandom(6).hex() if spooled else None
+        """What the names of its files begin with; None: they are numbered."""
         self._manifest = manifest
         self._split = split
         self._run = run or manifest.id
@@ -86,6 +105,8 @@ class CallWriter:
         self.written = 0
         """How many calls are on the tape by now."""
         self.failure: BaseException | None = None
+        self.left = Pending()
+        """What was not in the store when this was closed."""
         self._thread = threading.Thread(target=self._work, name="rolltape-calls", daemon=True)
         self._thread.start()
 
@@ -104,16 +125,29 @@ class CallWriter:
         return self.pending_bytes < MOST_PENDING and (not since or time.monotonic() - since < OVERDUE)
 
     def flush(self) -> None:
-        """Wait until everything taken so far is on the tape, or has failed."""
+        """Wait until everything taken so far is on the tape, or has failed; a store is given a moment."""
         with self._changed:
             self._changed.wait_for(lambda: not self.pending_bytes or self.failure is not None)
+        self._storage.settle(MOMENT, patient=False)
+
+    def waiting(self) -> Pending:
+        """What is not in the store yet."""
+        return self.left if self._closed else self._storage.settle(0, patient=False)
 
     def close(self) -> None:
-        """Write what is left and end the thread."""
+        """Write what is left, give the store its time, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
+        self.left = self._storage.settle(seconds(DEADLINE))
+        self._note_refusals()
+
+    def _note_refusals(self) -> None:
+        """What the store would not have is a failure, however long ago the call was."""
+        for name, error in self._storage.take_failures():
+            log.error("%s could not be taken to the store: %s", name, error)
+            self.failure = self.failure or error
 
     def _work(self) -> None:
         while True:
@@ -127,6 +161,7 @@ class CallWriter:
             try:
                 if self.failure is None:
                     self._write(calls)
+                    self._note_refusals()
             except BaseException as error:  # whatever it was: the server has to tell its clients
                 log.error("calls could not be recorded: %s", error)
                 self.failure = error
@@ -168,9 +203,10 @@ class CallWriter:
         while True:  # another server may write to the same step of the same tape
             number = self._numbers.get(place, 0)
             self._numbers[place] = number + 1
-            key = Key(split=self._split, stage=place[0], step=place[1], call=number)
-            try:
-                self._put(packed, key, segment, replace=False)
+            call = number if self._name is None else f"{self._name}-{number:06d}"
+            key = Key(split=self._split, stage=place[0], step=place[1], call=call)
+            try:  # a name of our own is free, and nobody need be asked
+                self._put(packed, key, segment, replace=self._name is not None)
             except StepExistsError:
                 continue
             segment.key = key

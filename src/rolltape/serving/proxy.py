@@ -32,6 +32,7 @@ from rolltape.serving.serve_options import Engines, ServeOptions, is_loopback
 from rolltape.serving.step_clock import Clock
 from rolltape.serving.tally import Tally
 from rolltape.serving.upstream import Upstreams
+from rolltape.storage import Pending
 
 log = logging.getLogger("rolltape")
 
@@ -312,6 +313,7 @@ class Proxy:
     def status(self) -> dict[str, Any]:
         """What has been done so far; the summary at the end."""
         failed = self._writer.failure if self._writer else None
+        waiting = self._writer.waiting() if self._writer else Pending()
         return {
             "mode": str(self.options.mode),
             "url": self.url,
@@ -321,6 +323,7 @@ class Proxy:
             "gate": self.gate.to_json(),
             "unplayed": sum(not slot.given for slot in self.calls.slots) if self.options.plays else 0,
             "on_tape": len(self.calls.slots) + (self._writer.written if self._writer else 0),
+            "waiting": {"files": len(waiting.names), "bytes": waiting.nbytes, "where": waiting.where},
             "failure": None if failed is None else str(failed),
         }
 

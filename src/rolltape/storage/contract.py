@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, TypeAlias
 
 from rolltape.errors import KeyNameError, RolltapeError
@@ -229,6 +230,7 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
+@lru_cache(1024)
 def _problem(name: str) -> str | None:
     if name.startswith("/"):
         return "it is an absolute path"

@@ -12,6 +12,7 @@ by the next get and list. Amazon S3, Google Cloud Storage and Azure give both.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -68,9 +69,12 @@ class ObjectStorage:
     # -- writing -----------------------------------------------------------------------------------
 
     def check_writable(self) -> None:
-        """One small object is put and deleted: nothing else tells whether this user may write."""
-        key = self.url.key(f".probe/{os.urandom(8).hex()}")
-        self._client.put(key, [b"can this be written?"], new=True, attempt=os.urandom(16).hex())
+        """One small object is put and deleted: nothing else tells whether this user may write.
+
+        It has the same name every time, so that one that a killed process left goes with the next.
+        """
+        key = self.url.key(".probe")
+        self._client.put(key, [b"can this be written?"], new=False, attempt=os.urandom(16).hex())
         self._client.delete([key])
 
     def publish(
@@ -120,6 +124,50 @@ class ObjectStorage:
             return self._client.head(self.url.key(name)).attempt
         except Missing:
             return None
+
+    # -- many processes ----------------------------------------------------------------------------
+
+    @property
+    def lists_from_anywhere(self) -> bool:
+        """Whether a few names in the middle of a long list take one request. Azure lists from the start."""
+        return self.url.scheme != "az"
+
+    def names_between(self, first: str, last: str) -> Iterator[str]:
+        """The names of one folder behind ``first`` and up to ``last``, in their order."""
+        folder = check_name(first).rpartition("/")[0]
+        for found in self._client.list_all(self._folder(folder), self.url.key(first)):
+            name = self._name(found.key)
+            if name > last:
+                return
+            yield name
+
+    def claim(self, name: str, seconds: float) -> bool:
+        """Whether of all processes this one is to do something about a name, until it releases it.
+
+        A claim older than ``seconds`` is of a process that died. By clocks that differ, two may have one: it
+        saves work, and nothing may depend on it.
+        """
+        key, mine = self._claim(name), [f"{time.time():.3f}".encode()]
+        try:
+            self._client.put(key, mine, new=True, attempt=os.urandom(16).hex())
+            return True
+        except Taken:
+            pass
+        try:
+            made = float(self._client.get(key)[1] or b"0")
+        except (Missing, ValueError):
+            made = 0.0
+        if abs(time.time() - made) <= seconds:
+            return False
+        self._client.put(key, mine, new=False, attempt=os.urandom(16).hex())
+        return True
+
+    def release(self, name: str) -> None:
+        """Let others claim a name."""
+        self._client.delete([self._claim(name)])
+
+    def _claim(self, name: str) -> str:
+        return self.url.key(f".claims/{check_name(name)}")
 
     def settle(self, seconds: float | None = None, *, patient: bool = True) -> Pending:
         return Pending()
@@ -277,10 +325,10 @@ class ObjectStorage:
         return text[offset : offset + wanted]
 
     def _read_whole(self, name: str, revision: str | None) -> bytes:
-        found, data = self._client.get(self.url.key(name), revision=revision, most=memory_limit())
+        size, data = self._client.get_whole(self.url.key(name), revision, memory_limit())
         if data is None:
-            check_memory(found.size, "reading it", self._where(name))
-            raise cut_short(self._where(name), found.size, 0)
+            check_memory(size, "reading it", self._where(name))
+            raise cut_short(self._where(name), size, 0)
         return data
 
     def _read_to_end(self, name: str, offset: int, length: int | None, revision: str | None) -> bytes:

@@ -7,7 +7,7 @@ is. This storage wraps the one that the tape is in:
   one moment to the next, and one that was folded, but not deleted yet, is the same either way.
 - The index is a series of generations, ``segments.index/000001``, ``000002``, …; the highest holds. Each is
   published as a new file, so that of two processes that change it at once one is first, and the other starts
-  again from what the first has left.
+  again from what the first has left. Of a large one only the parts are read that are asked for.
 - A file is deleted only after the index that has it was published. So who finds no file asks for the index
   *then*, and finds it there.
 
@@ -21,11 +21,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
 from rolltape.errors import (
     CorruptFileError,
+    FileReplacedError,
     RolltapeError,
     StepExistsError,
     StepMissingError,
@@ -45,6 +47,7 @@ from rolltape.storage.file_errors import cut_short, replaced
 from rolltape.storage.segment_index import (
     FOLDER,
     NONE,
+    TAIL,
     Place,
     SegmentIndex,
     generation_of,
@@ -54,6 +57,7 @@ from rolltape.storage.segment_index import (
 )
 from rolltape.storage.spooled import SpooledStorage
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 FRESH = 5.0
@@ -62,6 +66,10 @@ GRACE = 3 * FRESH
 """Seconds between an index and the deletions that follow from it, where lists are believed for a while."""
 _TRIES = 20
 _MOST_ABSENT = 10_000
+
+
+class _IndexGone(Exception):
+    """An index was superseded, and removed, before all that is asked of it was read."""
 
 
 class SegmentedStorage:
@@ -116,6 +124,21 @@ class SegmentedStorage:
                 self._asked, self._mark = now, mark
             return self._index
 
+    def whole_index(self) -> SegmentIndex:
+        """The newest index, of which nothing is left to be read."""
+        return self._asked_of(SegmentIndex.whole, newest=True)
+
+    def _asked_of(self, ask: Callable[[SegmentIndex], T], *, newest: bool = False) -> T:
+        """What the index says."""
+        for _ in range(_TRIES):
+            index = self.index(newest=newest)
+            try:
+                with self._naming(index.generation):
+                    return ask(index)
+            except _IndexGone:
+                newest = True
+        raise _unsteady(self.location)
+
     def change(self, update: Callable[[SegmentIndex], SegmentIndex | None]) -> SegmentIndex:
         """Publish the index that ``update`` makes of the newest, if it makes one; the one that holds then.
 
@@ -125,7 +148,12 @@ class SegmentedStorage:
             with self._lock:
                 self._load()
                 index = self._index
-            new = update(index)
+            try:
+                with self._naming(index.generation):
+                    index.whole()
+                new = update(index)
+            except _IndexGone:
+                continue
             if new is None:
                 return index
             name = index_name(new.generation)
@@ -154,24 +182,41 @@ class SegmentedStorage:
         for _ in range(_TRIES):
             generation = max(self._generations(), default=0)
             name = index_name(generation)
-            found = self._store.stat(name) if generation else None
-            seen = generation, found.revision if found else ""
-            if seen == self._seen:
+            if not generation:
+                self._index, self._seen = NONE, (0, "")
                 return
+            if generation == self._seen[0]:
+                found = self._store.stat(name)
+                if found is not None and found.revision == self._seen[1]:
+                    return
             try:
-                self._index = self._read_index(name, generation) if generation else NONE
-            except StepMissingError:  # a newer one has taken its place
+                self._index, revision = self._read_index(name, generation)
+            except (StepMissingError, _IndexGone):  # a newer one has taken its place
                 continue
-            self._seen = seen
+            self._seen = generation, revision
             return
         raise _unsteady(self.location)
 
-    def _read_index(self, name: str, generation: int) -> SegmentIndex:
-        data = self._store.read(name)
+    def _read_index(self, name: str, generation: int) -> tuple[SegmentIndex, str]:
+        """An index, of which the end was read, and its revision."""
+        found, tail = self._store.read_end(name, TAIL)
+
+        def read(offset: int, length: int) -> bytes | bytearray:
+            try:
+                return self._store.read(name, offset, length, found.revision)
+            except (StepMissingError, FileReplacedError):
+                raise _IndexGone(name) from None
+
+        with self._naming(generation):
+            return read_index(tail, found.size, generation, read), found.revision
+
+    @contextmanager
+    def _naming(self, generation: int) -> Iterator[None]:
+        """Whatever is wrong with an index, it is said of which, and what to do."""
         try:
-            return read_index(data, generation)
+            yield
         except RolltapeError as error:
-            error.where = f"{self.location}/{name}"
+            error.where = error.where or f"{self.location}/{index_name(generation)}"
             error.hint = error.hint or f"make it anew from the segments: rolltape repair {self.location}"
             raise
 
@@ -224,7 +269,7 @@ class SegmentedStorage:
             try:
                 return in_segment(place)
             except (StepMissingError, CorruptFileError) as error:
-                if self.index(newest=True).find(name) != place:
+                if self._asked_of(lambda index: index.find(name), newest=True) != place:
                     continue
                 raise self._segment_gone(name, place, error) from error
         raise _unsteady(f"{self.location}/{name}")
@@ -272,7 +317,7 @@ class SegmentedStorage:
         """Where a name is that no file was found of, just now."""
         if not _may_be_folded(name):
             return None
-        place = self.index().find(name)
+        place = self._asked_of(lambda index: index.find(name))
         if place is not None and self._mark is None:
             if len(self._absent) > _MOST_ABSENT:
                 self._absent.clear()
@@ -282,44 +327,61 @@ class SegmentedStorage:
     def _is_absent(self, name: str) -> bool:
         """Whether a folded name is known to have no file of its own; only where asking is a request."""
         asked = self._absent.get(name)
-        if asked is not None and (time.monotonic() - asked > FRESH or name not in self._index):
-            self._absent.pop(name, None)
-            asked = None
-        return asked is not None
+        if asked is None:
+            return False
+        with suppress(_IndexGone):
+            if time.monotonic() - asked <= FRESH and name in self._index:
+                return True
+        self._absent.pop(name, None)
+        return False
 
     # -- lists -------------------------------------------------------------------------------------
 
     def names(self, prefix: str) -> Iterator[str]:
         if _is_above(prefix):
             return self.files.names(prefix)
-        index, found = self._steadily(lambda: self.files.names(prefix), made_at)
-        there = set(found) if (folded := index.names(prefix)) else ()
+        folded, found = self._steadily(
+            lambda: self.files.names(prefix), made_at, lambda index: index.names(prefix)
+        )
+        there = set(found) if folded else ()
         return iter([*found, *(name for name in folded if name not in there)])
 
     def entries(self, prefix: str) -> Iterator[Stat]:
         if _is_above(prefix):
             return self.files.entries(prefix)
-        index, found = self._steadily(lambda: self.files.entries(prefix), lambda stat: made_at(stat.name))
-        return _joined(found, index.items(prefix))
+        return self._joined(lambda: self.files.entries(prefix), made_at, prefix)
 
     def folders(self, prefix: str) -> Iterator[str]:
         # Segments are in the folders of the files that they are made of.
         return (folder for folder in self.files.folders(prefix) if folder != FOLDER)
 
     def everything(self) -> Iterator[Stat]:
-        index, found = self._steadily(self.files.everything, lambda stat: _ours(stat.name))
-        return _joined(found, index.items())
+        return self._joined(self.files.everything, _ours, None)
+
+    def _joined(
+        self, listed: Callable[[], Iterator[Stat]], ours: Callable[[str], int | None], prefix: str | None
+    ) -> Iterator[Stat]:
+        """Files of their own, and those that are in segments only."""
+        folded, found = self._steadily(
+            listed, lambda stat: ours(stat.name), lambda index: list(index.items(prefix))
+        )
+        there = {stat.name for stat in found}
+        yield from found
+        yield from (place.stat(name) for name, place in folded if name not in there)
 
     def _steadily(
-        self, listed: Callable[[], Iterator[T]], ours: Callable[[T], int | None]
-    ) -> tuple[SegmentIndex, list[T]]:
-        """A list without what is ours, and the index that held before and after it was made."""
+        self,
+        listed: Callable[[], Iterator[T]],
+        ours: Callable[[T], int | None],
+        ask: Callable[[SegmentIndex], list[S]],
+    ) -> tuple[list[S], list[T]]:
+        """A list without what is ours, and what the index says that held before and after it was made."""
         index = self.index(newest=True)
         for _ in range(_TRIES):
             found, before = [one for one in listed() if ours(one) is None], index
-            index = self.index(newest=True)
+            index, said = self._asked_of(lambda index: (index, ask(index)), newest=True)
             if index is before:
-                return index, found
+                return said, found
         raise _unsteady(self.location)
 
     def mark(self, prefix: str) -> Mark | None:
@@ -336,15 +398,24 @@ class SegmentedStorage:
             size = self.files.publish(name, chunks, replace=replace)
             self._absent.pop(name, None)
             return size
-        before = self.index()
-        if name in before:
+        before, is_folded = self._asked_of(lambda index: (index, name in index))
+        if is_folded:
             raise _taken(f"{self.location}/{name}")
         size = self.files.publish(name, chunks, replace=False)
-        after = self.index()
-        if after is not before and (place := after.find(name)) is not None and place.size != size:
+        after, place = self._asked_of(lambda index: (index, index.find(name)))
+        if after is not before and place is not None and not self._holds(place, chunks, size):
             self.files.delete(name)  # it was there, and was folded in this very moment
             raise _taken(f"{self.location}/{name}")
         return size
+
+    def _holds(self, place: Place, chunks: Sequence[BytesLike], size: int) -> bool:
+        """Whether a place of a segment has just these bytes."""
+        if place.size != size:
+            return False
+        try:
+            return bytes(self.files.read(place.segment, place.offset, size)) == b"".join(map(bytes, chunks))
+        except StepMissingError:  # folded anew: what is there now was there before
+            return False
 
     def append(self, name: str, line: bytes) -> None:
         self.files.append(name, line)
@@ -358,15 +429,16 @@ class SegmentedStorage:
     def _delete(self, names: Collection[str], delete_files: Callable[[], None]) -> None:
         # The index first: a file of its own may be newer than what was folded, which must not come back.
         for _ in range(_TRIES):
-            index = self.index(newest=True) if any(map(_may_be_folded, names)) else NONE
-            folded = [name for name in names if name in index]
+            index, folded = NONE, list[str]()
+            if any(map(_may_be_folded, names)):
+                index, folded = self._asked_of(partial(_held, names), newest=True)
             if folded:
                 kept = self.change(partial(_without, folded))
                 self.files.delete_all(index.segments.keys() - kept.segments.keys())
             delete_files()
             for name in names:
                 self._absent.pop(name, None)
-            if not _holds(self.index(), names):  # else it was folded in this very moment
+            if not self._asked_of(partial(_held, names))[1]:  # else it was folded in this very moment
                 return
 
     def settle(self, seconds: float | None = None, *, patient: bool = True) -> Pending:
@@ -396,8 +468,8 @@ class SegmentedStorage:
 
     def dead_bytes(self) -> int:
         """How much of the segments is no longer on the tape, and goes when they are written anew."""
-        index = self.index()
-        return sum(one.filled for one in index.segments.values()) - sum(index.live_bytes().values())
+        index, live = self._asked_of(lambda index: (index, index.live_bytes()))
+        return sum(one.filled for one in index.segments.values()) - sum(live.values())
 
     def free_bytes(self) -> int | None:
         return self.files.free_bytes()
@@ -409,12 +481,13 @@ def has_segments(storage: Storage) -> bool:
     return any(generation_of(name) is not None for name in files.names(FOLDER))
 
 
-def _holds(index: SegmentIndex, names: Collection[str]) -> bool:
-    return bool(len(index)) and any(name in index for name in names)
+def _held(names: Collection[str], index: SegmentIndex) -> tuple[SegmentIndex, list[str]]:
+    """An index, and which of some names are in it."""
+    return index, [name for name in names if name in index]
 
 
 def _without(names: Collection[str], index: SegmentIndex) -> SegmentIndex | None:
-    return index.without(names) if _holds(index, names) else None
+    return index.without(names) if _held(names, index)[1] else None
 
 
 def _may_be_folded(name: str) -> bool:
@@ -430,13 +503,6 @@ def _ours(name: str) -> int | None:
     """A number for segments and indexes, None for all other files."""
     made = made_at(name)
     return generation_of(name) if made is None else made
-
-
-def _joined(found: list[Stat], folded: Iterator[tuple[str, Place]]) -> Iterator[Stat]:
-    """Files of their own, and those that are in segments only."""
-    there = {stat.name for stat in found}
-    yield from found
-    yield from (place.stat(name) for name, place in folded if name not in there)
 
 
 def _taken(path: str) -> StepExistsError:

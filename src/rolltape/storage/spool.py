@@ -18,7 +18,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +73,7 @@ class Entry:
         return found[1] if found else self.name
 
 
-def ready(entries: Sequence[Entry], busy: frozenset[str] | set[str]) -> Entry | None:
+def ready(entries: Sequence[Entry], busy: Collection[str]) -> Entry | None:
     """The first entry that may be done now, while those of the groups in ``busy`` are under way.
 
     >>> one, two = (Entry(n, "publish", "a/step_000001.x", "", False, 0, 0) for n in (1, 2))

@@ -319,10 +319,12 @@ class SpooledStorage:
             raise cut_short(where, offset + wanted, stat.size)
         try:
             return task.session.read(task.entry, offset, wanted)
-        except RolltapeError:  # it went to the store meanwhile
+        except RolltapeError:  # it went to the store meanwhile, or something newer took its place
             if revision is not None:
                 raise replaced(where) from None
-            return self.remote.read(task.entry.name, offset, length)
+            if self._waiting(task.entry.name) is task:
+                raise
+            return self.read(task.entry.name, offset, length)
 
     def _merged(self, prefix: str | None, there: Iterator[Stat]) -> Iterator[Stat]:
         waiting = (

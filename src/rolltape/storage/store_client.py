@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rolltape.errors import ConfigError, MissingDependencyError
+from rolltape.storage.aws_profile import profile_options
 from rolltape.storage.client_library import client_library
 from rolltape.storage.store_errors import Failure, Kind, explain, failure_of
 from rolltape.storage.store_url import StoreUrl
@@ -26,10 +27,14 @@ T = TypeVar("T")
 DEADLINE = "ROLLTAPE_STORE_DEADLINE"
 TIMEOUT = "ROLLTAPE_STORE_TIMEOUT"
 _DEFAULT = {DEADLINE: 120.0, TIMEOUT: 30.0}
-_PREFIXES = ("AWS_", "GOOGLE_", "AZURE_", "STORAGE_EMULATOR_HOST", "ROLLTAPE_STORE_")
+_PREFIXES = (b"AWS_", b"GOOGLE_", b"AZURE_", b"STORAGE_EMULATOR_HOST", b"ROLLTAPE_STORE_")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+_SLOW = 5.0
+"""Seconds that the answer to a question may take, however short the deadline is."""
 _CREDENTIALS_FOR = 5.0
 """Seconds for which an instance role that does not answer is asked again."""
+_PAGE = 1000
+"""Names in one answer to a listing."""
 ATTEMPT = "rolltapeattempt"
 """The metadata of an object that says which attempt wrote it. Azure takes letters and digits only."""
 
@@ -158,6 +163,15 @@ class StoreClient:
             options["range"] = span
         return self._get(key, options, revision, most, span[1] - span[0] if span else None)
 
+    def get_whole(self, key: str, revision: str | None, most: int) -> tuple[int, bytes | None]:
+        """An object of up to ``most`` bytes, and how many it has; raises Taken if it is not that revision."""
+        options = {} if revision is None else {"if_match": revision}
+
+        def request(obs: Any, store: Any) -> tuple[int, bytes | None]:
+            return _body(obs.get(store, key, options=options), most)
+
+        return self._tried(request, "read it", key)
+
     def get_end(self, key: str, length: int) -> tuple[Found, bytes]:
         """The last bytes of an object, at most ``length`` of them, and what is known about it."""
         if self.url.scheme == "az":  # has no ranges that count from the end
@@ -188,14 +202,7 @@ class StoreClient:
 
         def request(obs: Any, store: Any) -> tuple[Found, bytes | None]:
             answer = obs.get(store, key, options=options) if options else obs.get(store, key)
-            found = _found(key, answer.meta, answer.attributes)
-            start, stop = answer.range
-            if most is not None and stop - start > most:
-                return found, None
-            data = answer.bytes()
-            if len(data) != stop - start:
-                raise _CutShort(f"{len(data)} bytes of {stop - start}")
-            return found, data.to_bytes()
+            return _found(key, answer.meta, answer.attributes), _body(answer, most)[1]
 
         return self._tried(request, "read it", key, size=size or 0)
 
@@ -211,17 +218,16 @@ class StoreClient:
 
         return self._tried(request, "list it", key)
 
-    def list_all(self, key: str) -> Iterator[Found]:
-        """Everything in a folder, however deep, page by page in the order of names.
+    def list_all(self, key: str, after: str | None = None) -> Iterator[Found]:
+        """Everything in a folder, however deep, or what comes ``after`` a key; page by page, sorted by name.
 
         A page that fails is asked for again from where the last one ended.
         """
-        after: str | None = None
         while True:
             page = self._tried(partial(_page, key, after), "list it", key)
             for meta in page:
                 yield _found(meta["path"], meta)
-            if not page:
+            if len(page) < _PAGE:
                 return
             after = page[-1]["path"]
 
@@ -246,12 +252,17 @@ class StoreClient:
     ) -> T:
         """The answer to a request that is made until it succeeds, is refused, or the deadline has passed."""
         started, pause = time.monotonic(), _FIRST_PAUSE
-        limit = (self.deadline or seconds(DEADLINE)) + size / 1e6  # a large object is given its time
+        limit = seconds(DEADLINE) if self.deadline is None else self.deadline
+        limit += size / 1e6  # a large object is given its time
+        # A store that takes a question and never answers is not waited for much longer than one that is away.
+        patience = seconds(TIMEOUT)
+        if self.deadline is not None and not size and not writing:
+            patience = min(patience, max(self.deadline, _SLOW))
         while True:
             failure = None
             obstore = client_library(str(self.url))
             try:
-                return request(obstore, _client(self.url, size))
+                return request(obstore, _client(self.url, size, patience))
             except Exception as error:
                 if isinstance(error, (MissingDependencyError, ConfigError)):
                     raise
@@ -281,9 +292,20 @@ class StoreClient:
 
 
 def _page(key: str, after: str | None, obs: Any, store: Any) -> Sequence[Any]:
-    for page in obs.list(store, key or None, offset=after, chunk_size=1000):
+    for page in obs.list(store, key or None, offset=after, chunk_size=_PAGE):
         return list(page)
     return []
+
+
+def _body(answer: Any, most: int | None) -> tuple[int, bytes | None]:
+    """How many bytes an answer has, and which; not if they are more than ``most``."""
+    start, stop = answer.range
+    if most is not None and stop - start > most:
+        return stop - start, None
+    data = answer.bytes()
+    if len(data) != stop - start:
+        raise _CutShort(f"{len(data)} bytes of {stop - start}")
+    return len(data), data.to_bytes()
 
 
 class _CutShort(Exception):
@@ -299,13 +321,12 @@ def _found(key: str, meta: Mapping[str, Any], attributes: Mapping[str, Any] | No
 # -- clients -----------------------------------------------------------------------------------------
 
 
-def _client(url: StoreUrl, size: int) -> Any:
+def _client(url: StoreUrl, size: int, timeout: float) -> Any:
     """The client of this process for a bucket, with time enough for a request of this many bytes."""
-    timeout = seconds(TIMEOUT)
     while timeout < size / 1e6:
         timeout *= 4
-    # By name first: to look at every value would cost more than all the rest of a small request.
-    said = tuple(sorted((name, os.environ.get(name)) for name in os.environ if name.startswith(_PREFIXES)))
+    # As bytes, and by name first: to decode every name and value costs more than the rest of a small request.
+    said = tuple(sorted((name, os.environb.get(name)) for name in os.environb if name.startswith(_PREFIXES)))
     wanted = (os.getpid(), url.scheme, url.bucket, timeout, said)
     client = _clients.get(wanted)
     if client is None:
@@ -319,7 +340,10 @@ def _client(url: StoreUrl, size: int) -> Any:
 def _made(url: StoreUrl, timeout: float) -> Any:
     from obstore.store import AzureStore, GCSStore, S3Store
 
-    options: dict[str, Any] = {"timeout": timedelta(seconds=timeout), "connect_timeout": timedelta(seconds=5)}
+    options: dict[str, Any] = {
+        "timeout": timedelta(seconds=timeout),
+        "connect_timeout": timedelta(seconds=min(timeout, 5)),
+    }
     # Retries of single requests, pages of a listing among them; what they do not cure is tried again above.
     backoff = {"init_backoff": timedelta(seconds=0.05), "max_backoff": timedelta(seconds=1), "base": 2}
     retry: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=timeout), "backoff": backoff}
@@ -338,20 +362,13 @@ def _made(url: StoreUrl, timeout: float) -> Any:
 def _s3_options(options: dict[str, Any]) -> dict[str, Any]:
     endpoints = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     endpoint = next((value for name in endpoints if (value := os.environ.get(name))), "")
-    if endpoint.startswith("http://"):  # who writes http:// means it
+    more = profile_options(os.environ)
+    if endpoint:
+        more["endpoint"] = endpoint
+    if str(more.get("endpoint", "")).startswith("http://"):  # who writes http:// means it
         options["allow_http"] = True
-    more: dict[str, Any] = {"endpoint": endpoint} if endpoint else {}
-    profile = os.environ.get("AWS_PROFILE")
-    if profile and not os.environ.get("AWS_ACCESS_KEY_ID"):
-        try:
-            import boto3
-            from obstore.auth.boto3 import Boto3CredentialProvider
-        except ImportError:
-            raise MissingDependencyError(
-                "AWS_PROFILE is set, and profiles are read by boto3, which is not installed",
-                hint="pip install boto3; or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-            ) from None
-        more["credential_provider"] = Boto3CredentialProvider(boto3.Session(profile_name=profile))
+    if role := os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
+        more["metadata_endpoint"] = role.rstrip("/")
     return more
 
 

@@ -50,7 +50,8 @@ class Uploads:
         self._tasks: dict[int, Task] = {}
         """By number, in order."""
         self._names: dict[str, list[Task]] = {}
-        self._busy: set[str] = set()
+        self._busy: dict[str, Task] = {}
+        """What is being done, by the group of its entry."""
         self._bytes = 0
         self._threads = 0
         self._changed = threading.Condition()
@@ -85,8 +86,10 @@ class Uploads:
         return not self._tasks or self._bytes + size <= self._most
 
     def add(self, task: Task) -> None:
-        """Have an entry done."""
+        """Have an entry done, in place of what it makes superfluous."""
         with self._changed:
+            for old in self._superseded(task):
+                self._forget(old)
             self._tasks[task.entry.number] = task
             if task.adopted:
                 self._tasks = dict(sorted(self._tasks.items()))
@@ -99,6 +102,16 @@ class Uploads:
                 except RuntimeError:  # the interpreter is ending: the next process does it
                     self._threads -= 1
             self._changed.notify_all()
+
+    def _superseded(self, task: Task) -> list[Task]:
+        """What of a file need not be published, since it is to be replaced in any case. The lock is held.
+
+        Not what makes a file: only the store says whether its name was free.
+        """
+        if task.adopted or not _replaces(task):
+            return []
+        waiting = [old for old in self._names.get(task.entry.name, []) if old not in self._busy.values()]
+        return [old for old in waiting[-1:] if _replaces(old)]
 
     # -- asking ------------------------------------------------------------------------------------
 
@@ -170,10 +183,10 @@ class Uploads:
                         return
                     pause = self._resume_at - time.monotonic()
                     self._changed.wait(pause if pause > 0 else None)
-                self._busy.add(task.entry.group)
+                self._busy[task.entry.group] = task
             error = _failed(lambda task=task: self._do(task))  # type: ignore[misc]
             with self._changed:
-                self._busy.discard(task.entry.group)
+                self._busy.pop(task.entry.group, None)
                 self._after(task, error)
                 self._changed.notify_all()
 
@@ -181,7 +194,7 @@ class Uploads:
         """What may be done now; while the store does not answer, one thread at a time asks."""
         if time.monotonic() < self._resume_at or (self.away and self._busy):
             return None
-        entry = ready([task.entry for task in self._tasks.values()], self._busy)
+        entry = ready([task.entry for task in self._tasks.values()], self._busy.keys())
         return None if entry is None else self._tasks[entry.number]
 
     def _do(self, task: Task) -> None:
@@ -243,6 +256,10 @@ class Uploads:
         self._bytes -= task.entry.size
         if task.adopted and not any(other.session is task.session for other in self._tasks.values()):
             task.session.end()
+
+
+def _replaces(task: Task) -> bool:
+    return task.entry.do == "publish" and task.entry.replace
 
 
 def _failed(act: Callable[[], None]) -> RolltapeError | None:

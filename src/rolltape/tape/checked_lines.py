@@ -16,6 +16,9 @@ from typing import Any
 
 from rolltape.errors import CorruptFileError
 
+LONGEST = 16 * 2**20
+"""Bytes of a line. What a longer one says may take more memory than a reader has."""
+
 _HEAD = b'{"crc":"????????","bytes":'
 _LINE = re.compile(rb'\{"crc":"([0-9a-f]{8})","bytes":([0-9]{1,18}),(.*)', re.DOTALL)
 
@@ -28,6 +31,13 @@ def checked_line(node: Mapping[str, Any]) -> bytes:
 
 def check_line(line: bytes, where: str) -> bytes | None:
     """What a line says, if its checksum proves it; None if it was cut short."""
+    if len(line) > LONGEST:
+        raise CorruptFileError(
+            f"a line has {len(line):,} bytes; the longest has {LONGEST:,}",
+            where=where,
+            causes=["another tool wrote or edited the file"],
+            hint="remove that line",
+        )
     match = _LINE.fullmatch(line)
     if match is not None:
         crc, size, body = match.groups()

@@ -150,7 +150,7 @@ class _Work:
 
     def fold(self, folder: str, newest: frozenset[int]) -> None:
         """Fold the recordings of one stage; those of the ``newest`` steps stay as they are."""
-        index = self._storage.index(newest=True)
+        index = self._storage.whole_index()
         there = {stat.name: stat for stat in self._files.entries(folder) if Key.parse(stat.name)}
         anew = self._written_anew(index, there)
         worn = self._worn(folder, index, anew)
@@ -184,7 +184,7 @@ class _Work:
                     return
                 time.sleep(pause)
             one = self._retired.popleft()
-            index = self._storage.index(newest=True)
+            index = self._storage.whole_index()
             for names in _in_portions([name for name in one.files if name in index]):
                 stats = filter(None, map(self._files.stat, names))
                 self._files.delete_all([stat.name for stat in stats if stat.revision == one.files[stat.name]])
@@ -236,7 +236,7 @@ class _Work:
 
     def _fill(self, folder: str, bucket: _Bucket, schema: str, inputs: bool, worn: set[str]) -> None:
         """Add small segments of the same schema, where they are no larger than what they are added to."""
-        index = self._storage.index()
+        index = self._storage.whole_index()
         small = [one for one in index.segments.values() if one.filled < self._size and one.schema == schema]
         places = list(index.items(folder)) if small else []
         for segment in sorted(small, key=lambda one: one.filled):

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from rolltape.errors import CorruptFileError, RolltapeError, StepMissingError
 from rolltape.key import Key
 from rolltape.storage import Storage
 from rolltape.tape.checked_lines import check_line, checked_line
+from rolltape.tape.place import check_note
 from rolltape.tape.recording import Recording
 
 NAME = "runs.jsonl"
@@ -73,22 +74,33 @@ def fold(lines: Iterable[Mapping[str, Any]]) -> CurrentRun | None:
 
 def current_run(storage: Storage) -> CurrentRun | None:
     """The run that a tape holds; None if it was never rewritten as a whole."""
+    return fold(node for node in read_lines(storage) if "run" in node)
+
+
+def read_lines(storage: Storage) -> Iterator[dict[str, Any]]:
+    """What every complete line of ``runs.jsonl`` says: of a run, or of a session."""
     try:
         text = bytes(storage.read(NAME))
     except StepMissingError:
-        return None
-    where = f"{storage.location}/{NAME}"
-    bodies = [check_line(line, where) for line in text.split(b"\n")]
-    nodes = [_read_line(body, where) for body in bodies if body is not None]
-    return fold(node for node in nodes if "run" in node and "rank" in node)
+        return
+    for number, line in enumerate(text.split(b"\n"), 1):
+        if not line:
+            continue
+        where = f"{storage.location}/{NAME}, line {number}"
+        body = check_line(line, where)
+        if body is not None:
+            node = _read_line(body, where)
+            check_note(storage, node, where)
+            yield node
 
 
 def _read_line(body: bytes, where: str) -> dict[str, Any]:
     """What a line with a right checksum says, if that can be: anyone can write a checksum."""
     try:
         node: dict[str, Any] = json.loads(b"{" + body)
-        if "run" in node and "rank" in node:
-            numbers, texts = (node["rank"], node["world_size"]), (node["run"], node["launch"])
+        names = ("run", "launch") if "run" in node else ("session",) if "session" in node else ()
+        if names:
+            numbers, texts = (node["rank"], node["world_size"]), [node[name] for name in names]
             if not all(type(n) is int for n in numbers) or not all(type(text) is str for text in texts):
                 raise TypeError("a line about a run has other values than it should have")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -100,17 +112,18 @@ def _read_line(body: bytes, where: str) -> dict[str, Any]:
     return node
 
 
-def begin_run(storage: Storage, rank: int, world_size: int) -> str:
+def begin_run(storage: Storage, tape: str, rank: int, world_size: int) -> str:
     """Begin a run that rewrites the tape, or join the one that another rank has begun; its id."""
     launch = _launch(os.environ)
     mine = uuid.UUID(bytes=os.urandom(16), version=4).hex
-    _add(storage, {"run": mine, "rank": rank, "world_size": world_size, "launch": launch})
+    here = {"rank": rank, "world_size": world_size, "launch": launch, "tape": tape}
+    _add(storage, {"run": mine, **here})
     run = current_run(storage)
     if run is None or run.launch != launch:  # another launch has begun since: this one's results do not count
         return mine
     left = list(_left_behind(storage, rank, world_size))
     storage.delete_all([*(key.commit for key in left if key.is_shard), *(key.path for key in left)])
-    _add(storage, {"run": run.id, "rank": rank, "world_size": world_size, "launch": launch, "cleared": True})
+    _add(storage, {"run": run.id, **here, "cleared": True})
     return run.id
 
 

@@ -150,8 +150,13 @@ class Dispatcher:
 
     def begin(self, stage: Stage, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Decide what happens to a call, and copy its inputs while they are as given."""
-        key = self.key(stage.name, scope.step, scope.split, scope.next_call(stage.name))
-        return self._begin(stage, scope, key, args, kwargs)
+        return self.begin_as(stage, scope, scope.next_call(stage.name), args, kwargs)
+
+    def begin_as(
+        self, stage: Stage, scope: Scope, number: int | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Call:
+        """The same for a call whose number is known already."""
+        return self._begin(stage, scope, self.key(stage.name, scope.step, scope.split, number), args, kwargs)
 
     def replays(self, stage: Stage) -> bool:
         """Whether recordings of a stage are handed out in this run."""
@@ -179,9 +184,10 @@ class Dispatcher:
             return self.out._begin(stage, scope, key, args, kwargs)
         inputs = self._inputs(stage, key, decision, args, kwargs)
         arguments = self._arguments(stage, decision, args, kwargs)
+        noted = stage.by_content(args, kwargs) if stage.by_content and decision.saves else None
         call = Call(
             self, stage, key, scope, decision, scope.called - 1, inputs,
-            arguments=arguments, outlived=not scope.open,
+            arguments=arguments, outlived=not scope.open, by_content=noted,
         )  # fmt: skip
         if decision.saves:
             self._claim(key)
@@ -195,8 +201,8 @@ class Dispatcher:
             self.recorder.writer.wait(replace(call.key, step=call.decision.source).path)
         played = self.player.play(call, self.recorder.step_index.seen(call.key))
         if self.out is not None:
-            for path, digest in played.digests:
-                self.out.recorder.note_replayed(path, digest)
+            for at, (path, digest) in enumerate(played.digests):
+                self.out.recorder.note_replayed(path, digest, 0.0 if at else played.waited)
         if self.player.reads_ahead:
             self._read_ahead(call)
         return played
@@ -263,6 +269,20 @@ class Dispatcher:
             random_state.restore(random)
         return played.value
 
+    def begin_rest(
+        self, stage: Stage, scope: Scope, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Call:
+        """A live call for what no recording answers, to be recorded beside what was."""
+        decision = Decision(Action.RECORD, key.step, "what is not on the tape runs live and is saved")
+        noted = stage.by_content(args, kwargs) if stage.by_content else None
+        inputs = self._inputs(stage, key, decision, args, kwargs)
+        self._claim(key)
+        return Call(self, stage, key, scope, decision, scope.called - 1, inputs, by_content=noted)
+
+    def tell_by_content(self, answered: int, generated: int) -> None:
+        """Count samples that were answered by content, and those that were generated beside them."""
+        self._tally.add(by_content=answered, generated=generated)
+
     def copy(self, call: Call, value: Any, seconds: float, inside: Mapping[str, int]) -> Job | None:
         """Copy the result of a live call, where it is to be recorded, for ``submit``."""
         self._tally.add(seconds_live=seconds, live=not call.decision.saves)
@@ -312,6 +332,7 @@ class Dispatcher:
         For an object store that is in the spool of this machine: the store itself is given a moment.
         """
         self.recorder.writer.wait()
+        self.recorder.store_index()
         self.storage.settle(_MOMENT, patient=False)
         self.recorder.complete()
         self.recorder.raise_failure()
@@ -337,8 +358,9 @@ class Dispatcher:
         first = not self.closed
         if first:
             self.recorder.writer.close()
+            self.recorder.store_index()
             left = self.storage.settle(seconds(DEADLINE))
-            self.recorder.complete()
+            self.recorder.complete(last=True)
             self.recorder.note_refusals()  # the summary is to have them
             self.player.close()
             self.closed = True

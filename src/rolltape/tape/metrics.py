@@ -1,10 +1,11 @@
 """The metrics of a run: one JSON line per step, floats exact, each line with its own checksum.
 
-    {"crc":"5be3a1f0","bytes":40,"step":3,"metrics":{"pg_loss":0.25}}
+    {"crc":"5be3a1f0","bytes":105,"step":3,"tape":"9f…","split":"train","metrics":{"pg_loss":0.25}}
 
 ``bytes`` is the length of the line from ``"step"`` on, and ``crc`` the CRC-32 of that part: a line that a
 crash cut short is shorter than it says, and is reported and left out; one that was altered is an error.
-``rank`` follows ``step`` where several processes log. Of several lines for one step the later values hold;
+``tape`` and ``split`` say where the line belongs; lines of older versions do not. ``rank`` follows ``step``
+where several processes log. Of several lines for one step the later values hold;
 ``"new":true`` (mode rewrite) says that those before it do not count. ``run`` stands in the lines of a run
 that rewrote the whole tape: then only the lines of the current run count.
 """
@@ -29,8 +30,13 @@ from rolltape.errors import (
 from rolltape.key import metrics_path
 from rolltape.steps import as_step
 from rolltape.storage import Storage
-from rolltape.tape.checked_lines import check_line, checked_line
+from rolltape.storage.memory_limit import check_memory
+from rolltape.tape.checked_lines import LONGEST, check_line, checked_line
 from rolltape.tape.current_run import current_run
+from rolltape.tape.place import check_note
+
+_EXPANDED = 8
+"""Bytes of memory that a byte of a line becomes, roughly."""
 
 log = logging.getLogger("rolltape")
 
@@ -53,9 +59,13 @@ def metrics_line(
     *,
     new: bool = False,
     run: str | None = None,
+    tape: str | None = None,
+    split: str | None = None,
 ) -> bytes:
-    """One line of ``metrics.jsonl``, of what ``plain_metrics`` returned."""
+    """One line of ``metrics.jsonl``, of what ``plain_metrics`` returned; ``tape`` and ``split``: of which."""
     node: dict[str, Any] = {"step": step}
+    if tape is not None:
+        node |= {"tape": tape, "split": split}
     if rank is not None:
         node["rank"] = rank
     if new:
@@ -63,7 +73,12 @@ def metrics_line(
     if run is not None:
         node["run"] = run
     node["metrics"] = to_json(dict(metrics), _refuse)
-    return checked_line(node)
+    line = checked_line(node)
+    if len(line) > LONGEST:
+        raise unsupported(
+            metrics, (), f"it takes {len(line):,} bytes, over {LONGEST:,}: record data as a stage"
+        )
+    return line
 
 
 def read_metrics(storage: Storage, split: str, rank: int = 0) -> dict[int, dict[str, Any]]:
@@ -96,6 +111,7 @@ def _lines(
     name = metrics_path(split)
     try:
         text = bytes(storage.read(name))
+        check_memory(_EXPANDED * len(text), "reading its lines", f"{storage.location}/{name}")
     except StepMissingError:
         return
     except (StorageError, MemoryLimitError) as error:  # a link in its place, or a file of holes
@@ -105,10 +121,14 @@ def _lines(
         return
     run = current_run(storage)
     for number, line in enumerate(text.split(b"\n"), 1):
+        if not line:
+            continue
         where = f"{storage.location}/{name}, line {number}"
         try:
             body = check_line(line, where)
             node = None if body is None else read_line(body, where)
+            if node is not None:
+                check_note(storage, node, where, split)
         except CorruptFileError as error:
             if damaged is None:
                 raise
@@ -117,7 +137,7 @@ def _lines(
         if node is not None:
             if run is None or node.get("run") == run.id:
                 yield node
-        elif line:
+        else:
             log.warning("%s has no end and is left out: it was being written when its process died", where)
 
 

@@ -71,7 +71,7 @@ def begin_out(
         )
     if first.overwrite is Overwrite.REWRITE and run is None:
         storage.check_writable()
-        run = begin_run(storage, first.rank, first.world_size)
+        run = begin_run(storage, found.id, first.rank, first.world_size)
     settings = Settings(
         dir=out,
         mode=Mode.RECORD,

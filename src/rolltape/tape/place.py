@@ -1,14 +1,23 @@
-"""Whether a recording lies where it belongs: the file says what it is, its name says what it should be."""
+"""Whether a file lies where it belongs: it says what it is, its name says what it should be.
+
+A recording says its split, stage, step, call and rank, and of which tape it is. A line of metrics says the
+tape and the split, a note beside the recordings the tape.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from rolltape.codec.header import About
 from rolltape.errors import MisplacedFileError, RolltapeError
-from rolltape.key import Key
+from rolltape.key import Key, metrics_path
 from rolltape.storage import Storage
 from rolltape.tape.manifest import read_manifest
+
+_METRICS = metrics_path("train").removeprefix("train/")
 
 FIELDS = ("split", "stage", "step", "call", "rank", "world_size")
 
@@ -35,6 +44,55 @@ def check_place(storage: Storage, key: Key, about: About) -> None:
             causes=["the file was copied here from another tape", "tape.json is that of another tape"],
             hint="copy the whole tape instead; rolltape cut and rolltape accept take recordings over",
         )
+
+
+def check_note(storage: Storage, said: Mapping[str, Any], where: str, split: str | None = None) -> None:
+    """Raise ``MisplacedFileError`` unless a line or a note is of this tape, and of ``split`` where given."""
+    wrong = strange_note(storage, said, split)
+    if wrong is not None:
+        raise MisplacedFileError(
+            f"this {wrong}",
+            where=where,
+            causes=["the file was swapped, or copied here from another tape or split"],
+            hint="put the right file in its place, or take the lines out: rolltape repair TAPE --drop",
+        )
+
+
+def strange_note(storage: Storage, said: Mapping[str, Any], split: str | None = None) -> str | None:
+    """Why a line or a note is not of this tape or split; None where it is, or is too old to say."""
+    tape, of_split = said.get("tape"), said.get("split")
+    if tape is None:
+        return None
+    if not isinstance(tape, str) or not _is_of(storage, tape):
+        return f"is of another tape, {str(tape)[:8]}"
+    if split is not None and of_split != split:
+        return f"is of another split, {str(of_split)[:40]}"
+    return None
+
+
+def strange_line(storage: Storage, name: str, line: bytes) -> str | None:
+    """The same of a line, or a note, of a file of the tape; None also where it cannot be read."""
+    node = as_node(line)
+    return None if node is None else strange_note(storage, node, split_of(name))
+
+
+def split_of(name: str) -> str | None:
+    """The split whose metrics a file holds; None for any other file.
+
+    >>> split_of("train/metrics.jsonl"), split_of("noise.json")
+    ('train', None)
+    """
+    split, _, file = name.partition("/")
+    return split if file == _METRICS else None
+
+
+def as_node(line: bytes) -> dict[str, Any] | None:
+    """What a line or a note says; None where it cannot be read."""
+    try:
+        node = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return node if isinstance(node, dict) else None
 
 
 def _same(said: object, wanted: object) -> bool:

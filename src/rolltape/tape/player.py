@@ -11,6 +11,7 @@ from typing import Any
 
 from rolltape.batch.digest import Digest
 from rolltape.codec.header import About
+from rolltape.codec.pinned import PinnedMemory
 from rolltape.codec.recycled import RecycledMemory
 from rolltape.errors import (
     CorruptFileError,
@@ -32,7 +33,7 @@ from rolltape.tape.manifest import Manifest, plain_parts
 from rolltape.tape.missing import explain_missing
 from rolltape.tape.opening import report
 from rolltape.tape.perturb import perturbation
-from rolltape.tape.prefetch import Prefetch
+from rolltape.tape.prefetch import Fits, Prefetch
 from rolltape.tape.recording import Recording
 from rolltape.tape.resharding import reshard
 from rolltape.tape.shards import stale_shards
@@ -58,6 +59,8 @@ class Played:
     """In memory, about."""
     digests: tuple[tuple[str, str], ...] = ()
     """The recordings it is made of, and what stands for each; empty where nobody keeps what was replayed."""
+    waited: float = 0.0
+    """Seconds that the trainer waited for it."""
     recorded_by: int | None = None
     """How many ranks recorded it, where that is another number than this run has."""
 
@@ -81,7 +84,7 @@ class Player:
         self._manifest = manifest
         limit = settings.max_pending_bytes
         self._ahead = Prefetch(storage, self._read_into, limit) if settings.prefetch else None
-        self._memory = RecycledMemory(settings.recycle) if settings.recycle else None
+        self._memory = _memory(settings)
         self._perturb = perturbation()
         self._foreign: set[str] = set()
         self._warned: set[tuple[str, str]] = set()
@@ -117,7 +120,7 @@ class Player:
             seconds_saved=max(live - (time.perf_counter() - started), 0.0),
             seconds_waited=waited,
         )
-        return played
+        return replace(played, waited=waited)
 
     def asked(self) -> set[Key]:
         """What this run was given at its own step, not only in place of another."""
@@ -162,20 +165,24 @@ class Player:
             raise explain_missing(self._storage, key)
         return played
 
-    def _read_into(self, key: Key, room: int | None = None) -> Played | None:
+    def _read_into(self, key: Key, fits: Fits = lambda nbytes: True) -> Played | None:
         """A recording, decoded; None if it takes more memory than there is room for."""
         world = self._world_of(key)
         if world is not None:
             return self._read_part(key, world)
         recording = Recording(self._storage, key)
-        file = recording.open_whole()
+        change = partial(self._perturb, key) if self._perturb else None
+        lazy = self._settings.lazy and change is None
+        file = recording.open_in_memory() if lazy else recording.open_whole()
         if key.is_shard:
             self._check_committed(recording)
         nbytes = recording.size + file.dense_bytes
-        if room is not None and nbytes > room:
+        if not fits(nbytes):
             return None
-        change = partial(self._perturb, key) if self._perturb else None
-        value = recording.value_of(file, change, self._memory)
+        if lazy:
+            value = recording.lazy_value_of(file, self._memory)
+        else:
+            value = recording.value_of(file, change, self._memory)
         digests = ((key.path, file.digest),) if self._settings.out else ()
         return Played(
             key, value, file.about, file.dtypes, recording.size, recording.revision, nbytes, digests
@@ -194,7 +201,9 @@ class Player:
                 key.stage, "counts", f"{told}{listed} may count samples, and stays as it was recorded"
             )
         digests = part.digests if self._settings.out else ()
-        return Played(key, part.value, part.about, part.dtypes, part.size, "", part.size, digests, world)
+        return Played(
+            key, part.value, part.about, part.dtypes, part.size, "", part.size, digests, recorded_by=world
+        )
 
     def _warn_once(self, stage: str, about: str, text: str) -> None:
         if (stage, f"({about})") not in self._warned:
@@ -314,6 +323,13 @@ class Player:
         earlier = self._manifest.earlier.get(recorded, {})
         causes = ["the tape was rewritten with another configuration, but not this step"]
         report(compare(earlier, parts, self._settings.match), where, causes)
+
+
+def _memory(settings: Settings) -> RecycledMemory | PinnedMemory | None:
+    """Where the large arrays of a replay come from; None for fresh memory."""
+    if settings.pin:
+        return PinnedMemory()
+    return RecycledMemory(settings.recycle) if settings.recycle else None
 
 
 def _same(recorded: Mapping[str, Digest | None], given: Arguments, found: Sequence[Difference]) -> list[str]:

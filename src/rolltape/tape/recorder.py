@@ -25,7 +25,8 @@ from rolltape.errors import (
     StepExistsError,
     StoreUnreachableError,
 )
-from rolltape.key import Key, metrics_path
+from rolltape.hooks import hook
+from rolltape.key import MORE, Key, metrics_path
 from rolltape.policy import Action, Mode, Overwrite
 from rolltape.settings import OnError, Settings
 from rolltape.storage import Pending, Storage
@@ -69,12 +70,13 @@ class Recorder:
         """The run that rewrites the whole tape; None if none ever did."""
         self._writer_name = uuid.uuid4().hex[:12]
         """Tells what this process records from what others do, on the same tape and at the same time."""
-        self._committer = Committer(storage, session)
+        self._committer = Committer(storage, session, manifest.id)
         self._announced = False
         self._since = ""
         """When this process said that it writes the shards of its rank."""
-        self._arriving: list[tuple[Key, str]] = []
-        """The shards that were written, and may not have arrived where others see them; their attempts."""
+        self._arriving: list[tuple[Key, str, bool]] = []
+        """The shards that were written, and may not have arrived where others see them, or whose calls others
+        are about to complete; their attempts, and whether the latter is so."""
         self._failures: list[tuple[str, BaseException]] = []
         self._lock = threading.Lock()
         self.writer = Writer(
@@ -88,6 +90,8 @@ class Recorder:
         """The last step of each stage that was recorded, and the one before."""
         self.recorded: set[Key] = set()
         """What this run put on the tape."""
+        self._indexing: Any = None
+        """Takes the samples of recordings into the index, once there are some that it is to have."""
 
     def begin(self) -> None:
         """Before the first live call of a shard: say who writes the shards of this rank from now on."""
@@ -96,7 +100,7 @@ class Recorder:
         if new:
             own, self._since = self._settings, _now()
             try:
-                announce(self._storage, self._committer.session, own.rank, own.world_size)
+                announce(self._storage, self._tape, self._committer.session, own.rank, own.world_size)
             except RolltapeError as error:
                 self.failed(RUNS, error)
 
@@ -115,7 +119,9 @@ class Recorder:
             one = is_one(value, call.stage.samples, named=bool(named))
             parts = dismantle_one(value) if one else dismantle(value)
             check_expected(dtypes_of(parts), call.stage.expect, f"{self._storage.location}/{key.path}")
-            packed = pack(parts, call=named)
+            who = call.by_content.who(parts) if call.by_content is not None else None
+            packed = pack(parts, who, call=named)
+            known = call.by_content.known(parts) if call.by_content is not None else None
         except ExpectationError:
             raise  # the stage is wrong, not the recording: no matter for on_error
         except Exception as error:
@@ -145,6 +151,8 @@ class Recorder:
             about["returned"] = False
         if inside:
             about["inside"] = dict(inside)
+        if call.by_content is not None:
+            about["by"] = dict(call.by_content.noted)
         if call.arguments is not None:
             about["arguments"] = call.arguments.to_json()
             if collecting := call.arguments.changed:
@@ -161,7 +169,7 @@ class Recorder:
         replacing = call.decision.action is Action.REWRITE
         self.recorded.add(key)
         self.step_index.add(key)
-        return Job(key.path, lambda: self._write(key, packed, inputs, about, replacing), nbytes)
+        return Job(key.path, lambda: self._write(key, packed, inputs, about, replacing, known), nbytes)
 
     def submit(self, job: Job) -> None:
         """Hand a job to the writer; waits while too much is pending."""
@@ -173,18 +181,20 @@ class Recorder:
     def append_metrics(self, split: str, step: int, metrics: Mapping[str, Any], *, new: bool) -> None:
         """Hand one line of metrics to the writer."""
         rank = self._settings.rank if self._settings.world_size > 1 else None
-        line = metrics_line(step, metrics, rank, new=new, run=self._run)
+        line = metrics_line(step, metrics, rank, new=new, run=self._run, tape=self._tape, split=split)
         name = metrics_path(split)
         self._tally.add(logged=1)
         self.submit(Job(name, lambda: self._storage.append(name, line), len(line)))
 
-    def note_replayed(self, path: str, digest: str) -> None:
-        """Keep what a recording held when the run that writes this tape was given it; once each."""
+    def note_replayed(self, path: str, digest: str, waited: float) -> None:
+        """Keep what a recording held when the run that writes this tape was given it, and how long that run
+        waited for it; once each.
+        """
         with self._lock:
             if self._replayed.get(path) == digest:
                 return
             self._replayed[path] = digest
-        line = replayed_line(path, digest)
+        line = replayed_line(path, digest, self._tape, waited)
         self.submit(Job(REPLAYED, lambda: self._storage.append(REPLAYED, line), len(line)))
 
     def failed(self, name: str, error: BaseException) -> None:
@@ -279,9 +289,15 @@ class Recorder:
         return self._settings.mode is Mode.REWRITE or self._settings.overwrite is Overwrite.REWRITE
 
     def _write(
-        self, key: Key, packed: Packed, inputs: Packed | None, about: dict[str, Any], replacing: bool
+        self,
+        key: Key,
+        packed: Packed,
+        inputs: Packed | None,
+        about: dict[str, Any],
+        replacing: bool,
+        known: Any = None,
     ) -> None:
-        self._drop_older_calls(key)
+        self._drop_older_calls(key, by_content="by" in about)
         if replacing and key.is_shard:
             self._committer.begin(key)
         written = self._write_inputs(key, inputs, about, replacing)
@@ -297,29 +313,54 @@ class Recorder:
                 error.hint = "give each process its rank and world_size, or a tape of its own"
             raise
         self._tally.add(recorded=1, bytes_written=written)
+        if "by" in about:
+            self._index(key, known)
         if key.is_shard:
             with self._lock:
-                self._arriving.append((key, about["attempt"]))
+                self._arriving.append((key, about["attempt"], False))
             self.complete()
         try:
             self._tally.add(dropped=self._retention.wrote(key))
         except RolltapeError as error:  # the recording itself is safe
             log.warning("%s is recorded, but old steps could not be dropped: %s", key.path, error)
 
-    def complete(self) -> None:
-        """Say of every call whose last shard is ours that it is complete, once that shard has arrived."""
+    def _index(self, key: Key, known: Any) -> None:
+        """Have the samples of a recording indexed: it can be done later, so that nothing is lost here."""
+        try:
+            if self._indexing is None:
+                self._indexing = hook("indexing")(self._storage)  # what knows prompts lies above
+            self._indexing.wrote(key, known)
+        except Exception as error:
+            log.warning("%s is recorded, but not in the index: %s", key.path, error)
+
+    def store_index(self) -> None:
+        """Store what was indexed since; what is lost here is read from the recordings again."""
+        try:
+            if self._indexing is not None:
+                self._indexing.store()
+        except Exception as error:
+            log.warning("the index of %s is not up to date: %s", self._storage.location, error)
+
+    def complete(self, *, last: bool = False) -> None:
+        """Say of every call whose last shard is ours that it is complete, once that shard has arrived.
+
+        The ``last`` time, what another rank is about to complete is waited for.
+        """
         with self._lock:
             waiting, self._arriving = self._arriving, []
         if not waiting:
             return
         pending = set(self._storage.settle(0, patient=False).names)
-        for key, attempt in waiting:
+        for key, attempt, again in waiting:
             if not pending.isdisjoint((RUNS, key.path, replace(key, inputs=True).path)):
                 with self._lock:
-                    self._arriving.append((key, attempt))
+                    self._arriving.append((key, attempt, again))
                 continue
+            run = self._run or self._tape
             try:
-                self._committer.wrote(key, self._run or self._tape, attempt)
+                if not self._committer.arrived(key, run, attempt, again=again, last=last):
+                    with self._lock:
+                        self._arriving.append((key, attempt, True))
             except RolltapeError as error:  # the shard itself is safe; without a commit it is not replayed
                 self.failed(key.commit, error)
 
@@ -340,13 +381,15 @@ class Recorder:
             if there.writer == self._writer_name and there.inputs != theirs.inputs:
                 self._storage.delete(inputs.path)
 
-    def _drop_older_calls(self, key: Key) -> None:
+    def _drop_older_calls(self, key: Key, *, by_content: bool) -> None:
         """When a step is written anew, calls beyond those it now has must not survive from the old run."""
         if not self.renews or key.call != 0:
             return
         later: list[Key] = []
         while self._storage.exists((after := replace(key, call=len(later) + 1)).path):
             later.append(after)
+        if by_content:
+            later += self._added_to(key)
         for old in reversed(later):
             if old not in self.recorded:
                 if old.is_shard:
@@ -354,6 +397,15 @@ class Recorder:
                 self._storage.delete(old.path)
                 self._storage.delete(replace(old, inputs=True).path)
                 self.step_index.remove(old)
+
+    def _added_to(self, key: Key) -> list[Key]:
+        """The calls that added samples to a step."""
+        found = map(Key.parse, self._storage.names(f"{key.split}/{key.stage}/"))
+        return [
+            one for one in found
+            if one is not None and not one.inputs and isinstance(one.call, str) and one.call.startswith(MORE)
+            and replace(one, call=key.call) == key
+        ]  # fmt: skip
 
 
 def _now() -> str:

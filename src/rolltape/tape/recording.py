@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from rolltape.batch import Batch
+from rolltape.batch.jagged import Jagged
 from rolltape.cached import cached_property
 from rolltape.codec.file import TAIL_GUESS, Change, Read, RecordingFile, decoding
 from rolltape.codec.header import About
@@ -94,9 +97,45 @@ class Recording:
         with _located(self):
             return file.value(change, memory)
 
+    def lazy_value_of(self, file: RecordingFile, memory: Memory | None = None) -> Any:
+        """The recorded object, from a file opened before, whose columns are decoded when first looked at."""
+        with _located(self):
+            return file.lazy_value(partial(_located, self), memory)
+
     def batch(self, columns: Sequence[str] | None = None, samples: slice | None = None) -> Batch:
         """Some columns (default all) of some samples (default all), without decoding the rest."""
         return self._steadily(lambda: self._batch(columns, samples))
+
+    def jagged(self, columns: Sequence[str] | None = None, *, like: str | None = None) -> dict[str, Jagged]:
+        """Padded columns (default: all) without their padding, in time that goes with the tokens alone.
+
+        Each row is cut to what is stored of it. ``like`` names a column, say a mask: the rows of all others
+        are cut where its rows are, so that they stand side by side.
+
+        >>> rows = recording.jagged(["responses"], like="response_mask")  # doctest: +SKIP
+        >>> rows["responses"].nested()  # doctest: +SKIP
+        """
+        return self._steadily(lambda: self._jagged(columns, like))
+
+    def _jagged(self, columns: Sequence[str] | None, like: str | None) -> dict[str, Jagged]:
+        file = self.file
+        padded = [
+            name for name, column in file.stored_columns.items() if column.kind == "array" and column.shape
+        ]
+        if like is not None:
+            wide = file.stored_columns[like].shape[0] if like in padded else None
+            padded = [name for name in padded if file.stored_columns[name].shape[0] == wide]
+        names = padded if columns is None else list(columns)
+        for name in (*names, *([like] if like else [])):
+            if name not in padded:
+                raise BatchError(
+                    f"there is no column {name!r} whose rows can be cut", where=self.where,
+                    hint=f"columns: {', '.join(padded)}",
+                )  # fmt: skip
+        with _located(self):
+            found = file.jagged(names, like)
+            with decoding():
+                return {name: file.tree.jagged(name, *found[name]) for name in names}
 
     def _batch(self, columns: Sequence[str] | None, samples: slice | None) -> Batch:
         file = self.file
@@ -135,6 +174,10 @@ class Recording:
         if "file" in self.__dict__ and self.size > WHOLE_UP_TO:
             return self.file
         return self._open(WHOLE_UP_TO)
+
+    def open_in_memory(self) -> RecordingFile:
+        """All of the file, however large: what takes its place later is not seen."""
+        return self._open(sys.maxsize)
 
     @property
     def revision(self) -> str:

@@ -73,7 +73,7 @@ def reshard(
 
     ``random`` asks for the random state that the live call left behind, which is each rank's own.
     """
-    shards = replace(key, rank=0, world_size=world_size).shards()
+    shards = list(replace(key, rank=0, world_size=world_size).shards())
     recordings = [Recording(storage, shard) for shard in shards]
     try:
         return _part(storage, recordings, key, random, change)

@@ -8,14 +8,12 @@ rank wrote is of a launch that is over.
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
 
-from rolltape.errors import StepMissingError
 from rolltape.storage import Storage
-from rolltape.tape.checked_lines import check_line, checked_line
-from rolltape.tape.current_run import NAME
+from rolltape.tape.checked_lines import checked_line
+from rolltape.tape.current_run import NAME, read_lines
 
 
 def _new() -> str:
@@ -52,28 +50,23 @@ def session_of(attempt: str) -> str:
     return attempt.partition("-")[0]
 
 
-def announce(storage: Storage, session: str, rank: int, world_size: int) -> None:
-    """Say that this session writes the shards of a rank from now on, and no other does."""
-    storage.append(NAME, checked_line({"session": session, "rank": rank, "world_size": world_size}))
+def announce(storage: Storage, tape: str, session: str, rank: int, world_size: int) -> None:
+    """Say that this session writes the shards of a rank of the tape from now on, and no other does."""
+    line = {"session": session, "rank": rank, "world_size": world_size, "tape": tape}
+    storage.append(NAME, checked_line(line))
 
 
-def vouch(storage: Storage, session: str, rank: int, world_size: int) -> None:
+def vouch(storage: Storage, tape: str, session: str, rank: int, world_size: int) -> None:
     """Say that another session writes shards of a rank now, too: it was seen to."""
-    line = {"session": session, "rank": rank, "world_size": world_size, "also": True}
+    line = {"session": session, "rank": rank, "world_size": world_size, "also": True, "tape": tape}
     storage.append(NAME, checked_line(line))
 
 
 def live_sessions(storage: Storage, world_size: int) -> dict[int, set[str]]:
     """The sessions that write the shards of each rank now."""
-    try:
-        text = bytes(storage.read(NAME))
-    except StepMissingError:
-        return {}
     found: dict[int, set[str]] = {}
-    for line in text.split(b"\n"):
-        body = check_line(line, f"{storage.location}/{NAME}")
-        node = json.loads(b"{" + body) if body is not None else {}
-        if "session" not in node or node.get("world_size") != world_size:
+    for node in read_lines(storage):
+        if "session" not in node or node["world_size"] != world_size:
             continue
         rank, session = node["rank"], node["session"]
         if node.get("also"):

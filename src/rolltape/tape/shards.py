@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from rolltape.errors import RolltapeError, StepExistsError, StepMissingError
 from rolltape.key import Key
@@ -16,6 +17,9 @@ from rolltape.policy import Action, Decision, Mode, Overwrite, Policy
 from rolltape.storage import Storage
 from rolltape.tape.commits import Commit, read_commit
 from rolltape.tape.recording import Recording
+
+MOST_NAMED = 8
+"""Missing ranks that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +29,13 @@ class Shortfall:
     key: Key
     """Of the first rank that is missing; of rank 0 if none is."""
     missing: tuple[int, ...] = ()
-    """The ranks whose shards are not there."""
+    """The ranks whose shards are not there: the first few of them."""
     stale: tuple[int, ...] = ()
     """The ranks whose shards are not those that the commit speaks of."""
 
     def __str__(self) -> str:
         key, few = self.key, self.missing or self.stale
-        named = ", ".join(map(str, few[:8])) + (", …" if len(few) > 8 else "")
+        named = ", ".join(map(str, few[:MOST_NAMED])) + (", …" if len(few) > MOST_NAMED else "")
         call = f" call {key.call}" if key.call else ""
         at = f"{key.split}/{key.stage} step {key.step}{call}"
         if not few:
@@ -109,21 +113,17 @@ def shortfalls(
             first[world] = min(first.get(world, key.step), key.step)
     unsure: list[Key] = []
     for key, ranks in calls.items():
-        gone = set(range(key.world_size)) - ranks
+        gone = (rank for rank in range(key.world_size) if rank not in ranks)
+        whole = len(ranks) == key.world_size
         if key.commit in committed:
-            if gone and (said := commit(key)) is not None:
-                gone &= said.ranks
-        elif not gone:
+            if not whole and (said := commit(key)) is not None:
+                gone = (rank for rank in sorted(said.ranks) if rank not in ranks)
+        elif whole:
             unsure.append(key)
         else:
-            start = calls.get(replace(key, call=0), set())
-            gone = {
-                rank
-                for rank in gone
-                if not _went_on(key, rank, rank in start, last, first[key.world_size], elsewhere)
-            }
-        if gone:
-            missing = tuple(sorted(gone))
+            start, begun = calls.get(replace(key, call=0), set()), first[key.world_size]
+            gone = (rank for rank in gone if not _went_on(key, rank, rank in start, last, begun, elsewhere))
+        if missing := tuple(islice(gone, MOST_NAMED + 1)):
             yield Shortfall(replace(key, rank=missing[0]), missing)
     yield from map(Shortfall, _without_commit(unsure, attempt))
 
@@ -149,8 +149,7 @@ def shortfall_of(storage: Storage, key: Key) -> Shortfall | None:
     """What a call lacks; None if it is complete. One look if it is; lists only where a shard is missing."""
     if not key.is_shard or storage.exists(key.commit):
         return None
-    missing = tuple(shard.rank for shard in key.shards() if not storage.exists(shard.path))
-    if not missing:
+    if all(storage.exists(shard.path) for shard in key.shards()):
         return Shortfall(replace(key, rank=0)) if attempt_of(storage, key) else None
     found = list_shortfalls(storage, key.split, key.stage)
     return next((one for one in found if replace(one.key, rank=0) == replace(key, rank=0)), None)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rolltape.batch import register_visible_classes
+from rolltape.batch import Dismantled, register_visible_classes
 from rolltape.batch.one_sample import SampleChoice
 from rolltape.errors import StageError
 from rolltape.key import Key
@@ -44,6 +44,20 @@ class Call:
     """Digests, where they are recorded or checked."""
     outlived: bool = False
     """Whether it was begun after the block of its step had ended, by a task that was started in it."""
+    by_content: ByContent | None = None
+    """What is noted of a call whose samples can be found by their prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByContent:
+    """What is noted of a call whose samples can be found by their prompts."""
+
+    noted: Mapping[str, Any]
+    """Which arguments say what; kept with the recording."""
+    who: Callable[[Dismantled], tuple[list[str], Any]]
+    """The uid and the index of every sample of what the call returned."""
+    known: Callable[[Dismantled], Any] = lambda parts: None
+    """What an index would otherwise have to read from the recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,8 @@ class Stage:
     """False if it is computed anew in every run: what a change in the trainer is judged by."""
     samples: SampleChoice = SampleChoice.AUTO
     """What a sample is."""
+    by_content: Callable[[tuple[Any, ...], dict[str, Any]], ByContent] | None = None
+    """What is noted of a call with these arguments, of a stage that is asked by the content of prompts."""
 
     @property
     def origin(self) -> str:
@@ -87,7 +103,12 @@ def wrap(tape: Tape, stage: Stage) -> Callable[..., Any]:
             hint="return the finished batch, or record the function that collects it",
         )
     register_visible_classes(function)
-    return _async(tape, stage) if _is(inspect.iscoroutinefunction, function) else _sync(tape, stage)
+    return _async(tape, stage) if is_async(function) else _sync(tape, stage)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a function is to be awaited."""
+    return _is(inspect.iscoroutinefunction, function)
 
 
 def _is(kind: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
@@ -101,26 +122,31 @@ def _sync(tape: Tape, stage: Stage) -> Callable[..., Any]:
         if (dispatcher := tape._dispatcher) is None:
             return stage.function(*args, **kwargs)
         call = dispatcher.usable().begin(stage, tape._scope(stage), args, kwargs)
-        dispatcher = call.dispatcher
-        if call.decision.plays:
-            played = dispatcher.read(call)
-            if (beside := dispatcher.beside(call, played, args, kwargs)) is not None:
-                with beside.dispatcher.kept_apart(beside):
-                    beside.dispatcher.keep(beside, stage.function(*args, **kwargs))
-            return dispatcher.hand_over(call, played)
-        try:
-            with counting_calls(call.scope) as inside:
-                started = time.perf_counter()
-                value = stage.function(*args, **kwargs)
-                seconds = time.perf_counter() - started
-            if inspect.isawaitable(value):
-                raise _not_async(stage, value)
-            dispatcher.submit(dispatcher.copy(call, value, seconds, inside))
-        finally:
-            dispatcher.end(call)
-        return value
+        return make_call(call, args, kwargs)
 
     return run
+
+
+def make_call(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make a call that was begun: live and recorded, or replayed."""
+    stage, dispatcher = call.stage, call.dispatcher
+    if call.decision.plays:
+        played = dispatcher.read(call)
+        if (beside := dispatcher.beside(call, played, args, kwargs)) is not None:
+            with beside.dispatcher.kept_apart(beside):
+                beside.dispatcher.keep(beside, stage.function(*args, **kwargs))
+        return dispatcher.hand_over(call, played)
+    try:
+        with counting_calls(call.scope) as inside:
+            started = time.perf_counter()
+            value = stage.function(*args, **kwargs)
+            seconds = time.perf_counter() - started
+        if inspect.isawaitable(value):
+            raise _not_async(stage, value)
+        dispatcher.submit(dispatcher.copy(call, value, seconds, inside))
+    finally:
+        dispatcher.end(call)
+    return value
 
 
 def _async(tape: Tape, stage: Stage) -> Callable[..., Any]:
@@ -129,30 +155,35 @@ def _async(tape: Tape, stage: Stage) -> Callable[..., Any]:
         if (dispatcher := tape._dispatcher) is None:
             return await stage.function(*args, **kwargs)
         call = dispatcher.usable().begin(stage, tape._scope(stage), args, kwargs)
-        dispatcher = call.dispatcher
-        if call.decision.plays:
-            # Read on a thread, handed over here: tasks that run meanwhile must not draw from its state.
-            played = await asyncio.to_thread(dispatcher.read, call)
-            if (beside := dispatcher.beside(call, played, args, kwargs)) is not None:
-                with beside.dispatcher.kept_apart(beside):
-                    beside.dispatcher.keep(beside, await stage.function(*args, **kwargs))
-            return dispatcher.hand_over(call, played)
-        try:
-            with counting_calls(call.scope) as inside:
-                started = time.perf_counter()
-                value = await stage.function(*args, **kwargs)
-                seconds = time.perf_counter() - started
-            # The copy is made here, before anyone can edit the value; a thread may wait for the disk.
-            job = dispatcher.copy(call, value, seconds, inside)
-            if job is not None and dispatcher.recorder.writer.waits(job):
-                await asyncio.to_thread(dispatcher.submit, job)
-            else:
-                dispatcher.submit(job)
-        finally:
-            dispatcher.end(call)
-        return value
+        return await await_call(call, args, kwargs)
 
     return run
+
+
+async def await_call(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same of a function that is to be awaited."""
+    stage, dispatcher = call.stage, call.dispatcher
+    if call.decision.plays:
+        # Read on a thread, handed over here: tasks that run meanwhile must not draw from its state.
+        played = await asyncio.to_thread(dispatcher.read, call)
+        if (beside := dispatcher.beside(call, played, args, kwargs)) is not None:
+            with beside.dispatcher.kept_apart(beside):
+                beside.dispatcher.keep(beside, await stage.function(*args, **kwargs))
+        return dispatcher.hand_over(call, played)
+    try:
+        with counting_calls(call.scope) as inside:
+            started = time.perf_counter()
+            value = await stage.function(*args, **kwargs)
+            seconds = time.perf_counter() - started
+        # The copy is made here, before anyone can edit the value; a thread may wait for the disk.
+        job = dispatcher.copy(call, value, seconds, inside)
+        if job is not None and dispatcher.recorder.writer.waits(job):
+            await asyncio.to_thread(dispatcher.submit, job)
+        else:
+            dispatcher.submit(job)
+    finally:
+        dispatcher.end(call)
+    return value
 
 
 def _not_async(stage: Stage, value: Any) -> StageError:

@@ -22,6 +22,10 @@ class Summary:
     """Recordings returned in place of a live call, substitutes included."""
     substituted: int = 0
     """Replays of another step than the one asked for."""
+    by_content: int = 0
+    """Samples answered by the content of their prompts, from wherever they were recorded: no replays."""
+    generated: int = 0
+    """Samples generated because no recording answered, where others of the same call were answered."""
     live: int = 0
     """Live calls whose result was not to be recorded."""
     missing: int = 0
@@ -56,7 +60,8 @@ class Summary:
         if self.replayed:
             waited = f"waited {self.seconds_waited:.1f} s of {self.seconds_open:.0f} s"
             parts.append(f"{self.replayed} replayed ({self.seconds_saved:.1f} s saved, {waited})")
-        counts = {"substituted": self.substituted, "live": self.live, "missing": self.missing}
+        counts = {"samples by content": self.by_content, "samples generated": self.generated}
+        counts |= {"substituted": self.substituted, "live": self.live, "missing": self.missing}
         counts |= {"kept": self.kept, "dropped": self.dropped, "never played": len(self.never_played)}
         counts |= {"NOT UP YET": len(self.waiting), "LOST": len(self.lost)}
         parts += [f"{count} {what}" for what, count in counts.items() if count]

@@ -89,6 +89,8 @@ class Tape(Reading):
         prefetch: bool | None = None,
         max_pending_bytes: int | str | None = None,
         recycle: int | str | None = None,
+        pin: bool | None = None,
+        lazy: bool | None = None,
         spool: str | os.PathLike[str] | None = None,
         max_spool_bytes: int | str | None = None,
         settings: Settings | None = None,
@@ -178,6 +180,15 @@ class Tape(Reading):
         expect: Mapping[str, Any] | None = None,
         replay: bool = True,
         samples: str = "auto",
+        by: str = "step",
+        prompts: str | Sequence[str] | None = None,
+        n: str | int | None = None,
+        sampling: str | Sequence[str] | None = None,
+        weights: str | None = None,
+        first: str | None = None,
+        version: str = "same",
+        draw: int | None = None,
+        pad: int | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Make a function, a method or a coroutine function a stage whose result is recorded and replayed.
 
@@ -187,10 +198,30 @@ class Tape(Reading):
         every replay all the same: what it returns there goes to the tape ``out``, to be compared. ``samples``
         says what a sample is: ``rows`` of what a call returns, ``one`` for all of it, or ``auto``, which is
         ``one`` for one object that a call with a ``key`` returned.
+
+        With ``by="prompt"`` samples are answered from wherever the same prompt with the same sampling was
+        recorded; what is missing is generated in one call, and recorded. ``prompts`` names the argument that
+        holds them (or several that make them up), ``n`` the one that says how many samples each gets (or
+        their number), ``sampling`` those that say how they are drawn (default: all others). ``version`` says
+        which policy's samples may answer: ``same``, ``any``, ``nearest`` or ``<= 2 old``; the version is the
+        argument ``weights``, or the step. ``first`` is told the number of the first sample that is missing of
+        each prompt. Of more than are asked for, the first answer, or ``draw`` is the seed that picks them.
+        ``pad`` is the padding of token ids that batches of other widths have, where no mask shows it.
         """
         check_name("stage", name)
         dtypes = expected_dtypes(expect or {})
         choice = SampleChoice.parse(samples)
+        told: dict[str, Any] = {
+            "prompts": prompts,
+            "n": n,
+            "sampling": sampling,
+            "weights": weights,
+            "first": first,
+        }
+        told |= {"draw": draw, "pad": pad}
+        by_step = by == "step" and version == "same" and all(value is None for value in told.values())
+        # What knows prompts lies above.
+        by_prompt = None if by_step else hook("by prompt")(by, version=version, **told)
 
         def decorate(function: Any) -> Any:
             if isinstance(function, (staticmethod, classmethod)):
@@ -199,24 +230,43 @@ class Tape(Reading):
                 inputs is None or bool(inputs)
             )  # what runs in every replay is judged by its result
             naming = Naming.of(function) if compared else None
-            chosen = Chooser.of(function, inputs or False)
-            stage = Stage(name, function, chosen, naming, dtypes, replay, choice)
-            wrapped = wrap(self, stage)
+            if by_prompt is not None:
+                stage, wrapped = by_prompt.wrap(self, name, function, inputs, dtypes, choice)
+            else:
+                chosen = Chooser.of(function, inputs or False)
+                stage = Stage(name, function, chosen, naming, dtypes, replay, choice)
+                wrapped = wrap(self, stage)
             self._declare(stage)
             return wrapped
 
         return decorate
 
     @overload
-    def engine(self, engine: Callable[[], _Engine], *, stage: str = "rollout") -> _Engine: ...
+    def engine(
+        self, engine: Callable[[], _Engine], *, stage: str = ..., by: str = ..., version: str = ...,
+        draw: int | None = ...,
+    ) -> _Engine: ...  # fmt: skip
     @overload
-    def engine(self, engine: _Engine, *, stage: str = "rollout") -> _Engine: ...
-    def engine(self, engine: Any, *, stage: str = "rollout") -> Any:
+    def engine(
+        self, engine: _Engine, *, stage: str = ..., by: str = ..., version: str = ...,
+        draw: int | None = ...,
+    ) -> _Engine: ...  # fmt: skip
+    def engine(
+        self,
+        engine: Any,
+        *,
+        stage: str = "rollout",
+        by: str = "step",
+        version: str = "same",
+        draw: int | None = None,
+    ) -> Any:
         """An engine whose rollouts this tape records and replays, prompts and sampling checked.
 
-        Pass a function that makes the engine: where every step is replayed it is never called.
+        Pass a function that makes the engine: where every step is replayed it is never called. With
+        ``by="prompt"`` completions are answered from wherever the same prompt was recorded with the same
+        sampling and the same weights, and only what is missing is generated; see :meth:`stage`.
         """
-        return hook("engine")(self, engine, stage)  # engines lie above the tape
+        return hook("engine")(self, engine, stage, by, version, draw)  # engines lie above the tape
 
     @contextmanager
     def step(self, step: int, *, split: str | None = None, key: str | None = None) -> Iterator[None]:

@@ -9,6 +9,7 @@ from functools import partial
 from rolltape.errors import StepMissingError
 from rolltape.key import Key
 from rolltape.reader.run import Run
+from rolltape.reader.samples import STATES
 from rolltape.spread import HERE, Spread
 from rolltape.steps import StepSelector
 from rolltape.tape.dispatcher import STATE
@@ -19,7 +20,7 @@ from rolltape.tape.step_index import call_order
 from rolltape.verify.align.cut_alike import cut_alike
 from rolltape.verify.compare_stage import At, Logged, Rules, compare_metrics
 from rolltape.verify.compare_steps import CompareSteps, StageSides, StepSides
-from rolltape.verify.comparison import LIVE_STATE, STATES, Comparison, Entry
+from rolltape.verify.comparison import LIVE_STATE, Comparison, Entry
 from rolltape.verify.measure.verdict import Verdict
 
 

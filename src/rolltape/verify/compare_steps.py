@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 
@@ -118,9 +119,12 @@ def _read_ahead(reader: ThreadPoolExecutor, keys: Sequence[At], sides: Sides) ->
         common = all(key in side for side in sides.instead)
         return decoded(*sides.at(*key)) if common else None
 
-    ahead = reader.submit(both, keys[0]) if keys else None
+    def read_later(key: At) -> Future[Both | None]:
+        return reader.submit(copy_context().run, both, key)  # what is looked at here is listed once
+
+    ahead = read_later(keys[0]) if keys else None
     for following in [*keys[1:], None]:
         if ahead is not None:
             read = [ahead.result()]
-            ahead = reader.submit(both, following) if following else None
+            ahead = read_later(following) if following else None
             yield read.pop()  # kept by whoever asked, and no longer

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from rolltape.config_file import load_file
 from rolltape.errors import ConfigError, MissingDependencyError
 from rolltape.reader import run as reader
-from rolltape.reader.run import Run
+from rolltape.reader.run import Run, looking
 from rolltape.reader.tokenizer import load_tokenizer, token_texts
 from rolltape.spread import HERE, Spread
 from rolltape.steps import ALL_STEPS, StepSelector
@@ -67,18 +67,19 @@ def compare(
             where=gate if isinstance(gate, (str, Path)) else None,
             hint=f"rolltape noise {ours.location} -- COMMAND",
         )
-    compared = compare_runs(
-        ours,
-        theirs,
-        steps=ALL_STEPS if steps is None else StepSelector.parse(steps),
-        rules=partial(rules.limits, floor=floor),
-        progress=progress,
-        spread=spread,
-    )
-    compared.set_apart(lambda entry: is_apart(entry, rules))
-    compared.allow(rules.allows)
-    compared.find_biases()
-    return report(compared, rules, str(floor) if floor else "", _speller(tokenizer, ours.fingerprint))
+    with looking():
+        compared = compare_runs(
+            ours,
+            theirs,
+            steps=ALL_STEPS if steps is None else StepSelector.parse(steps),
+            rules=partial(rules.limits, floor=floor),
+            progress=progress,
+            spread=spread,
+        )
+        compared.set_apart(lambda entry: is_apart(entry, rules))
+        compared.allow(rules.allows)
+        compared.find_biases()
+        return report(compared, rules, str(floor) if floor else "", _speller(tokenizer, ours.fingerprint))
 
 
 def compare_tapes(baseline: Storage, candidate: Storage, *, steps: object = None) -> Comparison:

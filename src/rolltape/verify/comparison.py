@@ -18,8 +18,6 @@ METRICS = "metrics"
 """Stands where a stage does, for what was logged."""
 LIVE_STATE = "state.live"
 """What an accepted replay made of the recorded states: what the next replay is to make of them, too."""
-STATES = ("state", "weights")
-"""Stages that hold what a step starts from: the weights, the optimizer."""
 
 
 @dataclass(frozen=True, slots=True)

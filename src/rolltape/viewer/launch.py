@@ -9,11 +9,13 @@ import gc
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from urllib.parse import urlencode
 
 from rolltape.errors import ConfigError
+from rolltape.reader.listing import find_tapes, is_tape
 from rolltape.reader.tokenizer import load_tokenizer
 from rolltape.steps import StepSelector
 from rolltape.storage import is_url
@@ -37,7 +39,7 @@ def serve(
         from rolltape.viewer.library import Library, missing
         from rolltape.viewer.web.guard import is_loopback
 
-        library = Library(tapes, None if tokenizer is None else load_tokenizer(tokenizer))
+        library = Library(runs_in(tapes), None if tokenizer is None else load_tokenizer(tokenizer))
         token = token or (None if is_loopback(host) else secrets.token_urlsafe(24))
         from rolltape.viewer.web.server import Viewer
 
@@ -72,7 +74,7 @@ def export_html(
         from rolltape.viewer.library import Library
         from rolltape.viewer.web.single_file import export_pages
 
-        library = Library(tapes, None if tokenizer is None else load_tokenizer(tokenizer))
+        library = Library(runs_in(tapes), None if tokenizer is None else load_tokenizer(tokenizer))
     if is_url(path):
         raise ConfigError("the page is a file of this machine", where=path, hint="copy it there afterwards")
     text = export_pages(library, steps, progress)
@@ -97,8 +99,20 @@ def browse(
     library = Library([tape], None if tokenizer is None else load_tokenizer(tokenizer))
     if not library.runs[0].stages(split):
         return False
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError(
+            "browse needs a terminal", hint="rolltape show prints samples, rolltape view serves them as pages"
+        )
     Browser(library, split, stage).run()
     return True
+
+
+def runs_in(paths: Sequence[str]) -> list[str]:
+    """The tapes that are meant: a folder stands for those in it, as it does for ``rolltape ls``."""
+    found = [
+        tape for path in paths for tape in ([path] if is_tape(path) else find_tapes(path).tapes or [path])
+    ]
+    return list(dict.fromkeys(found))
 
 
 @contextmanager

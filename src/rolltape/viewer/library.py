@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from rolltape.errors import MissingDependencyError
 from rolltape.reader.run import Run, open
 from rolltape.reader.samples import Samples
+from rolltape.reader.step_roles import main_stage
 from rolltape.reader.tokenizer import Decode
+from rolltape.storage import is_url
 
 MOST_OPEN = 32
 """How many stages of steps stay open; what was read of them stays in memory."""
@@ -29,6 +31,7 @@ class Library:
         self.runs: list[Run] = [open(path) for path in paths]
         self.decode = decode
         self._open: OrderedDict[tuple[object, ...], Samples] = OrderedDict()
+        self._bases: dict[int, Run | None] = {}
 
     def name(self, tape: int) -> str:
         """What a tape is called: the end of its path that tells it from the others."""
@@ -48,21 +51,42 @@ class Library:
 
         ``keep`` it open for the next page; what is not kept is no other thread's either.
         """
-        found = self.runs[tape].samples(step, stage, split)
+        run = self.source(tape, split, stage)
+        found = run.samples(step, stage, split)
         if not keep:
             return found
-        storage = self.runs[tape].storage  # a run in mode rewrite replaces files
-        name = tape, tuple(storage.stat(recording.key.path) for recording in found.recordings)
+        storage = run.storage  # a run in mode rewrite replaces files
+        name = run.location, tuple(storage.stat(recording.key.path) for recording in found.recordings)
         samples = self._open.pop(name, None) or found
         self._open[name] = samples
         while len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)
         return samples
 
-    def baseline(self, tape: int) -> int | None:
-        """Which of the other tapes this one was replayed from."""
-        found = (at for at, run in enumerate(self.runs) if at != tape and self.runs[tape].replays(run))
-        return next(found, None)
+    def baseline(self, tape: int) -> Run | None:
+        """The run this one was replayed from: one of the others, or where it was when it was replayed."""
+        if tape not in self._bases:
+            run = self.runs[tape]
+            far = is_url((run.manifest.baseline or {}).get("dir", "")) and not is_url(run.location)
+            known = [other for other in self.runs if run.replays(other)]
+            self._bases[tape] = run.baseline(self.runs) if known or not far else None
+        return self._bases[tape]
+
+    def ordered(self, left: int, right: int) -> tuple[int, int]:
+        """Two runs, the baseline first."""
+        ours, theirs = self.runs[left], self.runs[right]
+        return (right, left) if ours.replays(theirs) and not theirs.replays(ours) else (left, right)
+
+    def source(self, tape: int, split: str, stage: str) -> Run:
+        """The run that has the recordings of a stage: a replay has none of what it replayed."""
+        run, base = self.runs[tape], self.baseline(tape)
+        return run if base is None or run.files(stage, split).files else base
+
+    def main_stage(self, tape: int, split: str) -> str | None:
+        """The stage whose samples are shown unless somebody asks for another."""
+        base = self.baseline(tape)
+        stages = (base.stages(split) if base else []) or self.runs[tape].stages(split)
+        return main_stage(stages) if stages else None
 
     def version(self) -> str:
         """Changes whenever something lands on one of the tapes."""

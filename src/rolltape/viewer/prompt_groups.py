@@ -54,7 +54,7 @@ def find_groups(view: StepView, *, lengths: bool = True) -> list[Group]:
     for at, one in enumerate(view.main.ids):
         members.setdefault(group_name(one), []).append(at)
     rewards = view.numbers(view.roles.reward)
-    tokens, cut = (view.main.token_counts[1], view.truncated) if lengths else (None, None)
+    tokens, cut = (view.lengths, view.truncated) if lengths else (None, None)
     return [_group(uid, samples, rewards, tokens, cut) for uid, samples in members.items()]
 
 
@@ -89,6 +89,10 @@ def text_of(cell: Cell) -> str:
 
 def prompt_texts(view: StepView, samples: Sequence[int]) -> list[str]:
     """The prompts of some samples; token ids where there is no text."""
+    if view.asked is not view:
+        known = {sample: at for sample in samples if (at := view.place(view.asked.stage, sample)) is not None}
+        told = dict(zip(known, prompt_texts(view.asked, list(known.values())), strict=True))
+        return [told.get(sample, "") for sample in samples]
     roles, rows = view.roles, view.main
     if roles.prompt is not None and not is_rollout(rows):
         cells = rows.cells(roles.prompt)

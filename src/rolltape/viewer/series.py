@@ -25,7 +25,7 @@ def summarize(view: StepView) -> Summary:
     """All numbers of a step that its columns allow."""
     roles = view.roles
     values: dict[str, tuple[float, float | None, float | None]] = {}
-    lengths, cut = view.main.token_counts[1], view.truncated
+    lengths, cut = view.lengths, view.truncated
     reward, rollout = view.numbers(roles.reward), view.means(roles.rollout_logprobs)
     trainer = view.means(roles.trainer_logprobs)
     banded = {"reward": reward, "length": lengths, "logprob": trainer if rollout is None else rollout}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -31,14 +32,10 @@ class StepView:
         self.stages: dict[str, Samples] = {}
         self.damaged: list[str] = []
         """Other stages of the step that cannot be read: they are told, and the rest is shown."""
-        run = library.runs[tape]
-        base = library.baseline(tape)
-        if not run.files(stage, split).files and base is not None:  # replayed from there: the same samples
-            self.stages[stage] = library.samples(base, split, stage, step, keep=keep)
-        else:
-            self.stages[stage] = library.samples(tape, split, stage, step, keep=keep)
-        for name in run.stages(split):
-            if name != stage and run.files(name, split).at(step):
+        self.stages[stage] = library.samples(tape, split, stage, step, keep=keep)
+        asked = library.main_stage(tape, split) or stage
+        for name in dict.fromkeys([asked, *library.runs[tape].stages(split)]):
+            if name != stage and library.source(tape, split, name).files(name, split).at(step):
                 try:
                     rows = library.samples(tape, split, name, step, keep=keep)
                     _ = rows.stored
@@ -93,11 +90,35 @@ class StepView:
         at = [rows.places.get(one, -1) for one in self.main.ids]
         return np.append(found, np.nan)[at]
 
+    @cached_property
+    def asked(self) -> StepView:
+        """The same step by the stage that has the prompts: this one, or the rollout that it is about."""
+        for name in self.stages:
+            other = copy(self)
+            other.stage = name
+            other.__dict__.pop("roles", None)
+            if is_rollout(other.main) or other.roles.prompt or other.roles.prompt_ids:
+                return self if name == self.stage else other
+        return self
+
     def prompt(self, sample: int) -> Any:
         """The prompt as the tape has it: text, a chat, or None where there are token ids at most."""
+        if self.asked is not self:
+            at = self.place(self.asked.stage, sample)
+            return None if at is None else self.asked.prompt(at)
         if is_rollout(self.main):
             return given_prompt(self.main, sample)
         return None if self.roles.prompt is None else self.main.cell(self.roles.prompt, sample)
+
+    @cached_property
+    def lengths(self) -> np.ndarray | None:
+        """How many tokens the response of each sample has; None where nothing tells."""
+        own = self.main.token_counts[1]
+        if own is not None or self.asked is self or (theirs := self.asked.main.token_counts[1]) is None:
+            return own
+        found = [self.place(self.asked.stage, sample) for sample in range(len(self.main))]
+        places = [at for at in found if at is not None]
+        return np.asarray(theirs)[places] if len(places) == len(found) else None
 
     @cached_property
     def truncated(self) -> np.ndarray | None:
@@ -105,7 +126,35 @@ class StepView:
         if self.roles.finish is not None:
             reasons = [str(reason).lower() for reason in self.main.cells(self.roles.finish)]
             return np.isin(reasons, ("length", "max_tokens", "truncated"))
-        lengths, ids = self.main.token_counts[1], self.roles.response_ids
-        if lengths is None or ids is None or self.main.stored[ids].kind != "array":
-            return None
-        return np.asarray(lengths >= self.main.stored[ids].width)
+        return _without_an_end(self.main, self.roles.response_ids)
+
+
+MOST_ENDS = 4
+"""How many different tokens may end responses: a model has a few, and what has more was cut by others."""
+
+
+def _without_an_end(rows: Samples, ids: str | None) -> np.ndarray | None:
+    """Responses as wide as their column that end in a token with which no shorter one ends.
+
+    None where no mask tells the lengths, or where no shorter response shows what an end looks like: the
+    widest of a batch that is padded to its longest need not be cut.
+    """
+    lengths = rows.token_counts[1]
+    if lengths is None or ids is None or rows.stored[ids].kind != "array":
+        return None
+    kept = rows.kept(ids)
+    if kept is None or not kept.proven or not (lengths > 0).any():
+        return None
+    cells = rows.cells(ids)
+    last = np.array(
+        [
+            row[part][-1] if size else -1
+            for row, part, size in zip(cells, kept.parts, kept.counts, strict=True)
+        ]
+    )
+    full = lengths >= rows.stored[ids].width
+    ends = np.unique(last[~full & (lengths > 0)])
+    ended = np.isin(last, ends)
+    # What ends responses is seen again and again: the last words of a few are not what ends them.
+    told = 0 < len(ends) <= MOST_ENDS and int(ended.sum()) >= 2 * len(ends)
+    return np.asarray(full & ~ended) if told else None

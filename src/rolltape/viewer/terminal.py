@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import select
+import sys
 from typing import Any, ClassVar
 
 from rich.style import Style
 from rich.text import Text
 
 from rolltape.errors import RolltapeError
-from rolltape.reader.step_roles import main_stage
-from rolltape.reader.wording import brief, number
+from rolltape.reader.wording import brief, counted, number
 from rolltape.rich_text import shown
 from rolltape.viewer.chat import Turn
 from rolltape.viewer.library import Library, missing
@@ -24,7 +26,7 @@ try:
     from textual.binding import Binding
     from textual.containers import VerticalScroll
     from textual.screen import Screen
-    from textual.widgets import DataTable, Footer, Static
+    from textual.widgets import DataTable, Footer, HelpPanel, Static
 except ImportError as error:
     raise missing(error, "browse") from error
 
@@ -71,9 +73,10 @@ def token_text(tokens: list[Token], scale: Scale | None) -> Text:
 
 def sample_text(one: SampleView, scale: Scale | None) -> Text:
     """Everything about a sample, from top to bottom."""
+    tokens = f"{len(one.tokens.prompt)} + {counted(len(one.tokens.response), 'token')}"
     text = Text.assemble(
         "uid ", shown(one.uid, "bold"), f" #{one.index}   sample {one.sample}   reward ",
-        (number(one.reward), "bold"), f"   {len(one.tokens.prompt)} + {len(one.tokens.response)} tokens\n",
+        (number(one.reward), "bold"), f"   {tokens}\n",
     )  # fmt: skip
     for turn in [*one.prompt, *one.response]:
         text.append_text(_turn(turn))
@@ -108,7 +111,7 @@ def _turn(turn: Turn) -> Text:
 class Browser(App[None]):  # type: ignore[misc]
     """The application: opens on the steps of the first tape."""
 
-    BINDINGS: ClassVar[list[Any]] = [Binding("q", "quit", "quit")]
+    BINDINGS: ClassVar[list[Any]] = [Binding("question_mark", "keys", "keys"), Binding("q", "quit", "quit")]
     ENABLE_COMMAND_PALETTE = False
     TITLE = "rolltape"
 
@@ -116,11 +119,26 @@ class Browser(App[None]):  # type: ignore[misc]
         super().__init__()
         self.library = library
         self.split = split
-        stages = library.runs[0].stages(split)
-        self.stage = stage or (main_stage(stages) if stages else "rollout")
+        self.stage = stage or library.main_stage(0, split) or "rollout"
 
     def on_mount(self) -> None:
         self.push_screen(Steps())
+        if not self.is_headless:
+            self.set_interval(1.0, self._leave_if_alone)
+
+    def action_keys(self) -> None:
+        """Show the keys of this screen, or hide them again."""
+        if self.screen.query(HelpPanel):
+            self.action_hide_help_panel()
+        else:
+            self.action_show_help_panel()
+
+    def _leave_if_alone(self) -> None:
+        """End where the terminal is gone: nobody can ask for it any more, and reading from it never waits."""
+        poll = select.poll()
+        poll.register(sys.stdin.fileno(), 0)
+        if poll.poll(0):  # hung up, or no longer there; nothing else was asked for
+            os._exit(129)  # as the signal of a terminal that hangs up would; there is nothing to put in order
 
 
 class _Rows(DataTable[Any]):  # type: ignore[misc]
@@ -152,10 +170,13 @@ class Steps(_Table):
     def on_mount(self) -> None:
         browser: Any = self.app
         library, split, stage = browser.library, browser.split, browser.stage
-        metrics = library.runs[0].metrics(split, 0, [])
-        names = list(dict.fromkeys(name for logged in metrics.values() for name in logged))[:6]
-        self.steps = library.runs[0].steps(stage, split)
-        self.title_is(f"{library.name(0)}  {split}/{stage}  {len(self.steps)} steps")
+        damaged: list[RolltapeError] = []
+        metrics = library.runs[0].metrics(split, 0, damaged)
+        every = dict.fromkeys(name for logged in metrics.values() for name in logged)
+        names = sorted(every, key=lambda name: name.startswith("trust/"))[:6]  # what training says first
+        self.steps = library.source(0, split, stage).steps(stage, split)
+        left_out = f"  {len(damaged)} lines of metrics left out: rolltape check" if damaged else ""
+        self.title_is(f"{library.name(0)}  {split}/{stage}  {len(self.steps)} steps{left_out}")
         self.table.add_columns(Text("step"), *(shown(name) for name in names))
         for step in self.steps:
             logged = metrics.get(step, {})

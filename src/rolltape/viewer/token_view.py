@@ -34,6 +34,8 @@ class Scale:
     kind: str
     """``low`` (log-probs: the lower the more colour) or ``both`` (around zero)."""
     values: list[float]
+    of: str = ""
+    """The stage and the column it is of; empty where it is of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,9 @@ def _scales(view: StepView, sample: int, keep: np.ndarray) -> list[Scale]:
                 if row is not None:
                     found[ColumnOf(stage, column)] = row
     named = [(roles.rollout_logprobs, "log-prob", "low"), (roles.trainer_logprobs, "trainer log-prob", "low")]
-    scales = [Scale(name, kind, found[place].tolist()) for place, name, kind in named if place in found]
+    scales = [
+        Scale(name, kind, found[place].tolist(), str(place)) for place, name, kind in named if place in found
+    ]
     if len(scales) == 2:
         with np.errstate(invalid="ignore"):
             apart = np.array(scales[1].values) - np.array(scales[0].values)
@@ -132,11 +136,12 @@ def _scales(view: StepView, sample: int, keep: np.ndarray) -> list[Scale]:
                 np.nan if at is None else np.asarray(view.stages[place.stage].cell(place.column, at)).sum()
             )
             found[place] = np.full(int(keep.sum()), float(value))
-        scales.append(Scale("advantage", "both", found[place].tolist()))
+        scales.append(Scale("advantage", "both", found[place].tolist(), str(place)))
     used = {roles.rollout_logprobs, roles.trainer_logprobs, roles.advantage}
     rest = [(place, row) for place, row in found.items() if place not in used]
     kinds = ["low" if np.nanmax(row, initial=0.0) <= 0 else "both" for _, row in rest]
-    return scales + [Scale(str(at), kind, row.tolist()) for (at, row), kind in zip(rest, kinds, strict=True)]
+    others = zip(rest, kinds, strict=True)
+    return scales + [Scale(str(at), kind, row.tolist(), str(at)) for (at, row), kind in others]
 
 
 def _aligned(rows: Samples, column: str, at: int, keep: np.ndarray) -> np.ndarray | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rolltape.cli.arguments import Name, tape_argument
+from rolltape.cli.arguments import LocalPath, Name, tape_argument
 from rolltape.cli.output import Exit, complain
 from rolltape.viewer import browse
 
@@ -14,7 +14,10 @@ from rolltape.viewer import browse
 @click.option("--split", type=Name(), default="train", show_default=True, help="The split.")
 @click.option("--stage", type=Name(), help="The stage whose samples are shown (default: rollout).")
 @click.option(
-    "--tokenizer", metavar="PATH", help="Show tokens as text: a model's folder, or a tokenizer.json."
+    "--tokenizer",
+    type=LocalPath(),
+    metavar="PATH",
+    help="Show tokens as text: a model's folder, or a tokenizer.json.",
 )
 def command(tape: str, split: str, stage: str | None, tokenizer: str | None) -> Exit:
     """Look through TAPE: its steps, the groups of a step, samples with their tokens coloured.

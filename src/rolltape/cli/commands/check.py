@@ -13,6 +13,7 @@ from rolltape.cli.progress import step_bar
 from rolltape.cli.spreading import SpreadCommand, ray_option, spread_by
 from rolltape.reader.integrity import Report, inspect
 from rolltape.reader.listing import find_tapes
+from rolltape.reader.visible import visible
 from rolltape.reader.wording import counted
 from rolltape.rich_text import shown
 from rolltape.spread import Spread
@@ -30,8 +31,9 @@ _STYLES = {"damaged": "bold red", "misplaced": "red", "inputs": "red", "metrics"
 def command(tapes: tuple[str, ...], ray: str | None, as_json: bool) -> Exit:
     """Read every file of each TAPE (default: the tapes here), compare every checksum, decode everything.
 
-    Reports damaged files with their columns, recordings under a wrong name, missing inputs, damaged lines
-    of metrics, files that are not Rolltape's, and what killed processes left half-written. A TAPE can also
+    Reports damaged files with their columns, recordings, metrics and notes in a wrong place or of another
+    tape, missing inputs, damaged lines of metrics, files that are not Rolltape's, and what killed processes
+    left half-written. A TAPE can also
     be a directory of tapes. Nothing is changed: `rolltape prune` removes leftovers.
     """
     found = [path for root in tapes or (".",) for path in find_tapes(root).tapes]
@@ -89,6 +91,10 @@ def _print_report(report: Report) -> None:
     if report.anonymous:
         files = counted(report.anonymous, "recording")
         complain(f"note: {files} of an older version, checked for its place, but not for the tape it is of")
+    if report.unsigned:
+        files = ", ".join(map(visible, report.unsigned[:3]))
+        more = f" and {len(report.unsigned) - 3} more" if len(report.unsigned) > 3 else ""
+        complain(f"note: {files}{more} of an older version: nothing in it says of which tape it is")
     if report.leftovers:
         files = counted(len(report.leftovers), "file")
         complain(f"note: {files} of killed processes, half-written, never read: rolltape prune removes them")

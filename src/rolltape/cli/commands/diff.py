@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rolltape.cli.arguments import TapePath, json_option, steps_filter
+from rolltape.cli.arguments import LocalPath, TapePath, json_option, steps_filter
 from rolltape.cli.diff_text import print_findings, print_report
 from rolltape.cli.output import Exit, complain, print_json
 from rolltape.cli.progress import step_bar
@@ -17,7 +17,7 @@ from rolltape.verify import Report, compare
 from rolltape.verify.report.ci_formats import junit, summary, workflow_commands
 from rolltape.verify.report.report import to_json
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
+_FILE = LocalPath(dir_okay=False, path_type=Path)
 
 
 @click.command("diff", cls=SpreadCommand, short_help="Name the first place where two runs part.")
@@ -31,7 +31,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--junit", "junit_file", type=_FILE, help="Write a JUnit XML report.")
 @click.option("--html", "html_file", type=_FILE, help="Write a page with curves, to look at.")
 @click.option(
-    "--tokenizer", metavar="PATH", help="Show tokens as text: a model's folder, or a tokenizer.json."
+    "--tokenizer",
+    type=LocalPath(),
+    metavar="PATH",
+    help="Show tokens as text: a model's folder, or a tokenizer.json.",
 )
 @click.option("--github", is_flag=True, help="Annotate a GitHub workflow, and write its step summary.")
 @click.option("--shadow", is_flag=True, help="Report findings, and exit with 0 all the same.")

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from rolltape.cli.arguments import Name, TapePath, json_option, steps_filter
+from rolltape.cli.arguments import LocalPath, Name, TapePath, json_option, steps_filter
 from rolltape.cli.output import HELP, Exit, Screen, complain, print_json
 from rolltape.cli.progress import progress_bar
 from rolltape.importing import Report, import_dumps
@@ -17,7 +17,7 @@ from rolltape.tape.missing import ranges
 
 
 @click.command("import", short_help="Bring dumps of verl, ROLL or slime onto a tape.", context_settings=HELP)
-@click.argument("path", type=click.Path(exists=True))
+@click.argument("path", type=LocalPath(exists=True))
 @click.option("--to", "tape", required=True, type=TapePath(), help="The tape; new, or one to add to.")
 @click.option("--split", type=Name(), help="Put everything into this split; by default as it was dumped.")
 @click.option("--stage", type=Name(), default="rollout", show_default=True, help="The stage to import as.")

@@ -10,6 +10,8 @@ from rich.text import Text
 
 from rolltape.cli.arguments import TapePath, json_option, split_filter, stage_filter, steps_filter
 from rolltape.cli.output import Exit, Screen, complain, new_table, print_json
+from rolltape.errors import CorruptFileError
+from rolltape.key import Key
 from rolltape.reader.listing import DEEPEST, StageFiles, find_tapes, is_tape, stage_files
 from rolltape.reader.overview import RecordingRow, TapeRow, recording_rows, tape_row
 from rolltape.reader.run import Run, open
@@ -21,6 +23,8 @@ from rolltape.tape.missing import ranges
 from rolltape.tape.shards import Shortfall
 from rolltape.tape.summary import amount
 
+NARROW = 80
+"""Columns of a terminal below which a list of tapes leaves out their ids and dates."""
 MOST_SHORTFALLS = 10
 """How many incomplete steps are named."""
 
@@ -91,27 +95,29 @@ def _tapes(paths: tuple[str, ...], as_json: bool) -> Exit:
 
 
 def _print_tapes(rows: list[TapeRow]) -> None:
+    screen = Screen()
+    about = ("id", "created") if screen.width >= NARROW else ()  # names matter more
     table = new_table(
-        "tape", "id", "created", "stage", "steps", "last", "size",
+        "tape", *about, "stage", "steps", "last", "size",
         right=("steps", "last", "size"), fold={"tape": 14},
     )  # fmt: skip
     for row in rows:
+        known = (visible(str(row.id))[:8], moment(row.created, "%Y-%m-%d")) if about else ()
         if row.problem:
             problem = shown(row.problem, "red")
-            table.add_row(shown(row.path), "", "", problem, "", "", amount(row.bytes))
+            table.add_row(shown(row.path), *("" for _ in about), problem, "", "", amount(row.bytes))
             continue
         stages = "\n".join(f"{stage.split}/{stage.stage}" for stage in row.stages)
         stages = stages or ("(metrics only)" if row.metrics else "(empty)")
         table.add_row(
             shown(row.path),
-            visible(str(row.id))[:8],
-            moment(row.created, "%Y-%m-%d"),
+            *known,
             stages,
             "\n".join(count(stage.steps) for stage in row.stages),
             "\n".join(count(stage.last) for stage in row.stages),
             amount(row.bytes),
         )
-    Screen().print(table)
+    screen.print(table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,9 @@ def _recordings(tape: Run, found: list[StageFiles], limit: int, as_json: bool) -
         about = {"path": tape.storage.location, "id": tape.manifest.id, "created": tape.manifest.created}
         hidden = sum(len(group.hidden) for group in groups)
         lacking = [str(one) for one in _shortfalls(found)]
-        rest = {"not_shown": hidden} | ({"incomplete": lacking} if lacking else {})
+        rest: dict[str, object] = {"not_shown": hidden} | ({"incomplete": lacking} if lacking else {})
+        if waits := _waits(tape):
+            rest["replayed"] = {"recordings": len(waits), "seconds_waited": sum(waits.values())}
         print_json({"tape": about, "recordings": [row.as_json() for row in rows], **rest})
     elif rows:
         _print_recordings(tape, groups)
@@ -147,6 +155,7 @@ def _recordings(tape: Run, found: list[StageFiles], limit: int, as_json: bool) -
             return Exit.NOTHING
         if not as_json:
             Screen().print(shown(said, lines=True), soft_wrap=True)
+            _print_waits(tape)
     _complain_about(groups)
     return Exit.FINDINGS if any(row.problem for row in rows) or _shortfalls(found) else Exit.CLEAN
 
@@ -194,6 +203,7 @@ def _print_recordings(tape: Run, groups: list[Group]) -> None:
     screen = Screen()
     screen.print(shown(tape.storage.location, "bold"), soft_wrap=True)
     screen.print(shown(tape.title))
+    _print_waits(tape)
     for group in groups:
         listed = group.listed
         steps = ranges(sorted({row.key.step for row in group.rows}))
@@ -202,6 +212,24 @@ def _print_recordings(tape: Run, groups: list[Group]) -> None:
         name = f"\n{listed.split}/{listed.stage}"
         screen.print(Text.assemble((name, "bold cyan"), f"  steps {steps}"))
         screen.print(_table(group.rows))
+
+
+def _waits(tape: Run) -> dict[Key, float]:
+    """What the trainer waited for each recording; a file of notes that is damaged is named."""
+    try:
+        return tape.waits()
+    except CorruptFileError as error:
+        complain(f"damaged: {error.where}: {error.what}")
+        return {}
+
+
+def _print_waits(tape: Run) -> None:
+    """What the trainer of a replay waited, on the tape that it wrote."""
+    waits = _waits(tape)
+    if waits:
+        most = max(waits, key=lambda key: waits[key])
+        total = f"replayed {count(len(waits))} recordings, waited {seconds(sum(waits.values()))}"
+        Screen().print(shown(f"{total}, at most {seconds(waits[most])} (step {most.step})"), soft_wrap=True)
 
 
 def _table(rows: list[RecordingRow]) -> Table:

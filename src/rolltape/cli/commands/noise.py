@@ -12,7 +12,7 @@ from rolltape.cli.arguments import TapePath, tape_argument
 from rolltape.cli.child_process import call, refuse_option
 from rolltape.cli.output import HELP, Exit, Screen, complain, new_table
 from rolltape.errors import StepMissingError
-from rolltape.integrations import unedited
+from rolltape.integrations.replaying import replaying
 from rolltape.reader.listing import is_tape
 from rolltape.reader.run import Run, open
 from rolltape.rich_text import shown
@@ -70,11 +70,7 @@ def environment(
     environ: Mapping[str, str], tape: str, out: str, perturb: int | None = None
 ) -> dict[str, str]:
     """The environment of a run, which is moved by one unit of rounding if it has a number; pure."""
-    kept = {name: value for name, value in environ.items() if not name.startswith("ROLLTAPE_")}
-    moved = {} if perturb is None else {PERTURB: str(perturb)}
-    found = kept | {"ROLLTAPE_MODE": "replay", "ROLLTAPE_DIR": tape, "ROLLTAPE_OUT": out} | moved
-    unedited.reach(found)
-    return found
+    return replaying(environ, tape, out) | ({} if perturb is None else {PERTURB: str(perturb)})
 
 
 def _compared(baseline: Run, out: str) -> Comparison:

@@ -131,7 +131,7 @@ def _delete(tape: Run, chosen: list[Doomed]) -> None:
     screen = Screen(stderr=True)
     for doom in chosen:
         split, _, stage = doom.stage.partition("/")
-        note_dropped(tape.storage, Dropped(str(StepSelector.parse(doom.steps)), split, stage))
+        note_dropped(tape.storage, Dropped(str(StepSelector.parse(doom.steps)), split, stage), tape.id)
     portions = [files[at : at + _PORTION] for at in range(0, len(files), _PORTION)]
     for some in track(portions, "deleting", console=screen, transient=True, disable=not screen.is_terminal):
         tape.storage.delete_all(some)

@@ -122,6 +122,8 @@ def _serving(mode: str, folder: str, upstream: tuple[str, ...], command: tuple[s
     complain("rolltape: " + summary_text(summary).replace("\n", "\nrolltape: "))
     if code == 0 and summary["failure"]:
         return Exit.ERROR
+    if code == 0 and summary["waiting"]["files"]:
+        return Exit.FINDINGS
     if code == 0 and not summary["calls"]["asked"]:
         complain(
             "rolltape: the command made no call through the server. Check that it takes the address:\n"

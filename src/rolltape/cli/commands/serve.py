@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rolltape.cli.arguments import TapePath
+from rolltape.cli.arguments import LocalPath, TapePath
 from rolltape.cli.output import Exit, Screen, complain, print_json
 from rolltape.cli.serve_text import summary_text
 from rolltape.rich_text import shown
@@ -37,7 +37,8 @@ from rolltape.serving import Server, read_options, run_server, secured
               help="Another field that does not change what is generated; may be repeated.")  # fmt: skip
 @click.option("--engines", default="none", show_default=True,
               help="In a replay: alive passes the control plane on to the servers.")  # fmt: skip
-@click.option("--token-file", metavar="FILE", help="A file with the secret that clients must know.")
+@click.option("--token-file", type=LocalPath(), metavar="FILE",
+              help="A file with the secret that clients must know.")  # fmt: skip
 @click.option("--max-body", default="64MB", show_default=True, help="The largest request that is taken.")
 @click.option(
     "--timeout", type=float, help="Seconds after which a silent server is given up (default: never)."
@@ -63,7 +64,9 @@ def command(tape: str, token_file: str | None, as_json: bool, **options: Any) ->
         print_json(summary)
     else:
         Screen().print(shown(summary_text(summary), lines=True), soft_wrap=True)
-    return Exit.ERROR if summary["failure"] else Exit.FINDINGS if summary["calls"]["missed"] else Exit.CLEAN
+    if summary["failure"]:
+        return Exit.ERROR
+    return Exit.FINDINGS if summary["calls"]["missed"] or summary["waiting"]["files"] else Exit.CLEAN
 
 
 def _token(file: str | None) -> str | None:

@@ -8,7 +8,7 @@ import webbrowser
 
 import click
 
-from rolltape.cli.arguments import Steps, TapePath
+from rolltape.cli.arguments import LocalPath, Steps, TapePath
 from rolltape.cli.output import Exit, Screen, complain
 from rolltape.cli.progress import step_bar
 from rolltape.errors import RolltapeError
@@ -25,13 +25,17 @@ from rolltape.viewer import export_html, serve
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="The port (default: a free one).")
 @click.option(
     "--token-file",
+    type=LocalPath(allow_dash=True),
     metavar="FILE",
     help="A file with the secret that whoever opens the pages must know; - asks for it.",
 )
 @click.option("--follow", is_flag=True, help="Pick up new steps as they land.")
 @click.option("--open/--no-open", "show", default=True, help="Open the browser (default: yes).")
 @click.option(
-    "--tokenizer", metavar="PATH", help="Show tokens as text: a model's folder, or a tokenizer.json."
+    "--tokenizer",
+    type=LocalPath(),
+    metavar="PATH",
+    help="Show tokens as text: a model's folder, or a tokenizer.json.",
 )
 @click.option("--export", type=TapePath(), metavar="FILE", help="Write one HTML file instead.")
 @click.option("--steps", type=Steps(), metavar="0-9,20", help="With --export: these steps.")

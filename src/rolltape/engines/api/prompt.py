@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -36,6 +36,11 @@ class Prompt:
     """Arrays of frames, ``(frames, height, width, 3)`` in uint8."""
     uid: str | None = None
     """The id of the group. The default is a hash of the rest: the same in every run and every batch."""
+    first: int = 0
+    """The number of its first completion, where others of the group are there already: seeds follow it."""
+
+    NOT_CONTENT: ClassVar = ("uid", "first")
+    """Whose prompt it is, and which of its completions are meant: not what is asked."""
 
     @classmethod
     def of(cls, value: PromptLike, position: int = 0) -> Prompt:
@@ -84,7 +89,8 @@ def prepare(prompts: Sequence[PromptLike]) -> list[Prompt]:
             uid = f"{digest}#{seen[digest]}" if seen[digest] else digest
             seen[digest] += 1
         ready.append(dataclasses.replace(prompt, uid=uid))
-    twice = [uid for uid, times in Counter(prompt.uid for prompt in ready).items() if times > 1]
+    times = Counter((prompt.uid, prompt.first) for prompt in ready)
+    twice = [uid for (uid, _), count in times.items() if count > 1]
     if twice:
         at = [position for position, prompt in enumerate(ready) if prompt.uid == twice[0]]
         raise PromptError(
@@ -132,6 +138,11 @@ def _check(prompt: Prompt, position: int) -> None:
                 f"message {number} of prompt {position} has no role or no content",
                 where=f"prompts[{position}].messages[{number}]",
             )
+    if not isinstance(prompt.first, int) or prompt.first < 0:
+        raise PromptError(
+            f"first of prompt {position} must be a whole number of at least 0, not {prompt.first!r}",
+            where=f"prompts[{position}].first",
+        )
     for kind in ("image", "video"):
         _check_places(prompt, kind, position)
 

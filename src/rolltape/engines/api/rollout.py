@@ -86,7 +86,14 @@ class Rollout:
         return cls(
             prompts=list(prompts),
             group=np.repeat(np.arange(len(groups), dtype=np.int64), sizes),
-            index=np.array([at for size in sizes for at in range(size)], np.int64),
+            index=np.array(
+                [
+                    prompt.first + at
+                    for prompt, size in zip(prompts, sizes, strict=True)
+                    for at in range(size)
+                ],
+                np.int64,
+            ),
             prompt_ids=[row.prompt_ids for row in rows],
             response_ids=[row.response_ids for row in rows],
             texts=[row.text for row in rows],

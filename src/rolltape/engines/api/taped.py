@@ -3,19 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rolltape.batch.one_sample import SampleChoice
 from rolltape.engines.api.completion import Completion, Logprobs
 from rolltape.engines.api.engine import Engine
 from rolltape.engines.api.prompt import Prompt, PromptLike, prepare
 from rolltape.engines.api.rollout import Rollout
 from rolltape.engines.api.sampling import SamplingParams
-from rolltape.errors import ConfigError, StaleWeightsError
+from rolltape.errors import BatchError, ConfigError, StaleWeightsError
+from rolltape.index.answer import Asked
+from rolltape.index.answer_plan import LiveCall
+from rolltape.index.assembling import Piece
+from rolltape.index.by_prompt import Answering, ByPrompt, choose
 from rolltape.policy import Mode, OnMiss
 from rolltape.steps import ALL_STEPS
+from rolltape.tape.call_arguments import Naming
 
 if TYPE_CHECKING:
     from rolltape.tape.tape import Tape
+
+
+class EngineAnswering(Answering):
+    """Answers an engine by the content of its prompts: completions are put together as one rollout."""
+
+    def __init__(self, engine: TapedEngine, tape: Tape, how: ByPrompt, naming: Naming) -> None:
+        super().__init__(tape, how, naming)
+        self._engine = engine
+
+    def policy(self, named: Mapping[str, Any], step: int) -> int:
+        """The version of the weights that the engine was sent."""
+        return self._engine.weights_version
+
+    def firsts(self, named: Mapping[str, Any], asked: Asked) -> list[int]:
+        """As the prompts say it."""
+        return [prompt.first for prompt in named["prompts"]]
+
+    def live_arguments(self, asked: Asked, live: LiveCall) -> dict[str, Any]:
+        """The prompts of which completions are missing, each with the number of the first."""
+        ready = prepare(asked.named["prompts"])
+        pairs = zip(live.positions, live.firsts, strict=True)
+        prompts = [replace(ready[position], first=first) for position, first in pairs]
+        return {**asked.named, "prompts": prompts, "params": replace(asked.named["params"], n=live.n)}
+
+    def put_together(
+        self, pieces: Sequence[Piece], order: Sequence[int], preferred: int, asked: Asked
+    ) -> Rollout:
+        """The completions as one rollout of the prompts that were asked for."""
+        rollouts = [piece.file.value() for piece in pieces]
+        for piece, other in zip(pieces, rollouts, strict=True):
+            for name in ("engine", "engine_version", "logprob_kind"):
+                mine, theirs = getattr(rollouts[preferred], name), getattr(other, name)
+                if mine != theirs:
+                    raise BatchError(
+                        f"completions with a different {name} do not make up a rollout: {mine} and {theirs}",
+                        where=piece.where,
+                        hint='use one engine and one kind of log-probs for a tape that is asked by="prompt"',
+                    )
+        pairs = zip(pieces, rollouts, strict=True)
+        every = [rollout[row] for piece, rollout in pairs for row in piece.rows]
+        found = [every[at] for at in order]
+        shared = rollouts[preferred]
+        return Rollout.of(
+            prepare(asked.named["prompts"]),
+            [found[at : at + asked.n] for at in range(0, len(found), asked.n)],
+            logprob_kind=shared.logprob_kind,
+            sampling=asked.named["params"],
+            engine=shared.engine,
+            engine_version=shared.engine_version,
+        )
 
 
 class TapedEngine(Engine):
@@ -24,7 +82,15 @@ class TapedEngine(Engine):
     name = "taped"
     version = ""
 
-    def __init__(self, tape: Tape, engine: Engine | Callable[[], Engine], stage: str) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        engine: Engine | Callable[[], Engine],
+        stage: str,
+        by: str = "step",
+        version: str = "same",
+        draw: int | None = None,
+    ) -> None:
         if not isinstance(engine, Engine) and not callable(engine):
             raise ConfigError(f"pass an engine, or a function that makes one, not {engine!r}")
         self._tape = tape
@@ -33,7 +99,23 @@ class TapedEngine(Engine):
         super().__init__(weights_version=self._engine.weights_version if self._engine else 0)
         self._pending: dict[str, Any] | None = None
         self._edits: dict[str, int] = {}
-        self._stage = tape.stage(stage, inputs=["prompts", "params"])(self._live)
+        if by == "step":
+            declared = tape.stage(stage, inputs=["prompts", "params"], version=version, draw=draw)
+            self._stage = declared(self._live)
+        else:
+            self._stage = self._by_prompt(stage, by, version, draw)
+
+    def _by_prompt(self, name: str, by: str, version: str, draw: int | None) -> Callable[..., Any]:
+        how = choose(
+            by, prompts="prompts", n="params.n", sampling="params", weights=None, first=None,
+            version=version, draw=draw,
+        )  # fmt: skip
+        assert how is not None
+        answering = partial(EngineAnswering, self)
+        inputs = ["prompts", "params"]
+        stage, run = how.wrap(self._tape, name, self._live, inputs, {}, SampleChoice.AUTO, answering)
+        self._tape._declare(stage)
+        return run
 
     @property
     def is_started(self) -> bool:

@@ -71,7 +71,8 @@ class LlamaCppDialect:
         }
         bodies = [common] * params.n
         if params.seed is not None:
-            seeds = [seed_for(params.seed, str(prompt.uid), index) for index in range(params.n)]
+            numbers = range(prompt.first, prompt.first + params.n)
+            seeds = [seed_for(params.seed, str(prompt.uid), index) for index in numbers]
             bodies = [{**common, "seed": seed} for seed in seeds]
         return [Request("/v1/completions", body, f"prompts[{position}]") for body in bodies]
 

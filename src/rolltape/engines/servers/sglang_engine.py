@@ -175,7 +175,9 @@ class SGLangEngine(ServedEngine):
 
     def _sampling(self, prompt: Prompt, params: SamplingParams, index: int) -> dict[str, Any]:
         given = params.seed
-        seed = {} if given is None else {"sampling_seed": seed_for(given, str(prompt.uid), index)}
+        seed = (
+            {} if given is None else {"sampling_seed": seed_for(given, str(prompt.uid), prompt.first + index)}
+        )
         return {
             "n": 1,
             "temperature": params.temperature,

@@ -84,7 +84,8 @@ class VLLMDialect:
     def requests(
         self, served: Served, prompt: Prompt, ids: Sequence[int] | None, params: SamplingParams, position: int
     ) -> list[Request]:
-        seed = None if params.seed is None else seed_for(params.seed, str(prompt.uid))
+        # vLLM counts up from it for the completions of a prompt
+        seed = None if params.seed is None else seed_for(params.seed, str(prompt.uid)) + prompt.first
         common = {
             "model": served.model,
             "n": params.n,

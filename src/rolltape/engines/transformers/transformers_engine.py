@@ -138,7 +138,7 @@ class TransformersEngine(Engine):
             for one in encoded
         ]
         rows = [
-            [Row(uniforms(seed, str(prompt.uid), index, most)) for index in range(params.n)]
+            [Row(uniforms(seed, str(prompt.uid), prompt.first + index, most)) for index in range(params.n)]
             for prompt, most in zip(prompts, room, strict=True)
         ]
         failed: dict[int, Exception] = {}

@@ -199,7 +199,7 @@ class VLLMEngine(Engine):
             stop=list(params.stop),
             stop_token_ids=list(params.stop_token_ids),
             ignore_eos=params.ignore_eos,
-            seed=None if params.seed is None else seed_for(params.seed, str(prompt.uid)),
+            seed=None if params.seed is None else seed_for(params.seed, str(prompt.uid)) + prompt.first,
             logprobs=params.top_logprobs,
             flat_logprobs=True,
             detokenize=bool(params.stop),  # otherwise all tokens become text at once, which is faster

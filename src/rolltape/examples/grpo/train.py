@@ -22,6 +22,7 @@ from rolltape.examples.grpo.layouts import Sample, micro_batches
 from rolltape.examples.grpo.loss import Clip
 from rolltape.examples.grpo.model import make_model, make_tokenizer, weights_hash
 from rolltape.examples.grpo.world import World
+from rolltape.trusting import Meter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,7 @@ def train(
     engine = tape.engine(
         start_engine or (lambda: TransformersEngine(make_model(options.seed), make_tokenizer()))
     )
+    meter = Meter(tape)
     done = []
     for step in range(options.steps):
         with tape.step(step):
@@ -99,6 +101,8 @@ def train(
             reference_logprobs = stages.ref_logprob(rollout)["ref_logprobs"]
             optimizer.zero_grad()
             losses = stages.loss(rollout, advantage, reference_logprobs)
+            if world.rank == 0:
+                meter.measure(step, rollout.logprobs, losses["log_probs"], groups=rollout.uid)
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             if world.rank == 0:

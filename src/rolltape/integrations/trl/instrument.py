@@ -14,6 +14,7 @@ from rolltape.policy import Mode
 from rolltape.releases import has, is_too_old, unsupported
 from rolltape.settings import resolve
 from rolltape.tape import Tape
+from rolltape.trusting import Meter
 
 log = logging.getLogger("rolltape")
 
@@ -25,6 +26,8 @@ NEEDS = (
 )  # fmt: skip
 """What is replaced or asked of a trainer; TRL before 0.29 passed prompts to this method, not tokens."""
 GENERATES = "_generate_single_turn"
+SCORES = "_get_per_token_logps_and_entropies"
+"""What computes the trainer's log-probs, for the loss and for others."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length")
 
 
@@ -38,9 +41,11 @@ class Stages:
         self._gives_pair = not is_a(trainer, "RLOOTrainer")
         """RLOO's generation returns tokens; GRPO's returns a pair of tokens and log-probs."""
 
-    def put_in(self) -> None:
+    def put_in(self, logprobs: bool = False) -> None:
         """Replace the methods of the trainer, and record its metrics."""
         trainer = self._trainer
+        if logprobs:
+            setattr(trainer, SCORES, self._around_scores(getattr(trainer, SCORES)))
         if getattr(trainer, "rollout_func", None) is not None:
             trainer.rollout_func = self._around_rollout_func(trainer.rollout_func)
         else:
@@ -103,6 +108,27 @@ class Stages:
 
         return rewards
 
+    def _around_scores(self, live: Callable[..., Any]) -> Callable[..., Any]:
+        def logprobs(ids: Any, mask: Any, value: Any) -> dict[str, Any]:
+            return {"completion_ids": ids, "completion_mask": mask, "value": value}
+
+        stage = self._tape.stage("probe.logprobs", replay=False)(logprobs)
+        meter = Meter(self._tape)
+
+        def score(
+            model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **named: Any
+        ) -> Any:
+            found = live(model, input_ids, attention_mask, logits_to_keep, *args, **named)
+            if found[0].requires_grad:  # those of the loss; old ones and a reference have no gradient
+                ids, mask = input_ids[:, -logits_to_keep:], attention_mask[:, -logits_to_keep:]
+                value = found[0].detach()
+                position = self._position()
+                position.run(stage, ids, mask, value)
+                meter.measure(position.step, None, value, mask=mask)
+            return found
+
+        return score
+
     def _position(self) -> Any:
         split = "train" if self._trainer.model.training else "val"
         return self._positions.at(self._trainer.state.global_step, split)
@@ -142,11 +168,13 @@ def tape_callback(tape: Tape) -> Any:
 _MARK = "_rolltape"
 
 
-def instrument(trainer: Any, tape: Tape | None = None) -> Tape:
+def instrument(trainer: Any, tape: Tape | None = None, *, logprobs: bool = False) -> Tape:
     """Record or replay what a ``GRPOTrainer`` or ``RLOOTrainer`` generates; returns its tape.
 
     Without ``tape`` it uses the one that ``ROLLTAPE_*`` variables name, or none. If several processes train,
     each has its own shard: a tape without ``world_size`` is opened again as the shard of this process.
+    ``logprobs`` records the log-probs of every loss too, so that ``rolltape trust`` can tell how far a replay
+    may be trusted, and a replay warns at the step where it leaves the noise.
     """
     known: Tape | None = getattr(trainer, _MARK, None)
     if known is not None and tape is None:
@@ -172,7 +200,9 @@ def instrument(trainer: Any, tape: Tape | None = None) -> Tape:
         check(trainer)
     found = _opened(trainer) if tape is None else _shard(tape, trainer)
     if not found.is_off:
-        Stages(trainer, found).put_in()
+        if logprobs and not has(trainer, f"{SCORES}(...)"):
+            raise unsupported("trl", f"has no {type(trainer).__name__}.{SCORES}")
+        Stages(trainer, found).put_in(logprobs)
         name = type(trainer).__name__
         log.info("rolltape: TRL's %s uses tape %s, mode %s", name, found.dir, found.settings.mode)
     if not found.is_off or tape is not None:  # a script that gives one that is off has decided, too

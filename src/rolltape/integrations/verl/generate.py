@@ -65,6 +65,20 @@ class Generation:
         """Say which batch of the trainer the next prompts are taken from."""
         self._batch = batch
 
+    def keep_logprobs(self, batch: Any, scored: Any) -> None:
+        """Record the trainer's log-probs of the step that was generated last, for ``rolltape trust``."""
+        position = self.session.entered()
+        if not self.session.wishes.logprobs or position is None:
+            return
+
+        def old_log_prob() -> dict[str, Any]:
+            names = [name for name in ("responses", "response_mask") if name in batch.batch]
+            tokens = {name: batch.batch[name] for name in names}
+            uids = batch.non_tensor_batch["uid"]
+            return {"uid": uids, **tokens, "old_log_probs": scored.batch["old_log_probs"]}
+
+        position.run(self.session.tape.stage("old_log_prob", replay=False)(old_log_prob))
+
     def run(self, live: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a generating function, or return what was recorded."""
         prompts, batch = find_prompts(args, kwargs), self._expected()

@@ -26,7 +26,8 @@ SWITCH = "ROLLTAPE_VERL"
 VAL = "ROLLTAPE_VERL_VAL"
 REWARD = "ROLLTAPE_VERL_REWARD"
 GROUPS = "ROLLTAPE_VERL_GROUPS"
-_OWN = {"val": VAL, "reward": REWARD, "groups": GROUPS}
+LOGPROBS = "ROLLTAPE_VERL_LOGPROBS"
+_OWN = {"val": VAL, "reward": REWARD, "groups": GROUPS, "logprobs": LOGPROBS}
 """Extra options of this integration, under ``rolltape.verl``."""
 
 
@@ -53,6 +54,8 @@ class Wishes:
     """Whether validation is recorded too, under the split ``val``."""
     rewards: Rewards = Rewards.RECORDED
     groups: Groups = Groups.REFUSE
+    logprobs: bool = False
+    """Whether the trainer's log-probs are recorded too, as the stage ``old_log_prob``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,16 +171,17 @@ def _wishes(own: Mapping[str, Any], environ: Mapping[str, str]) -> Wishes:
         )
     said = {name: environ.get(variable) or own.get(name) for name, variable in _OWN.items()}
     return Wishes(
-        val=_flag(said["val"]),
+        val=_flag(said["val"], VAL, "validation"),
         rewards=Rewards.parse(said["reward"] or "recorded"),
         groups=Groups.parse(said["groups"] or "refuse"),
+        logprobs=_flag(said["logprobs"], LOGPROBS, "the trainer's log-probs"),
     )
 
 
-def _flag(said: Any) -> bool:
+def _flag(said: Any, name: str, what: str) -> bool:
     value = str(said or "off").strip().lower()
     if value in ("1", "true", "yes", "on", "record"):
         return True
     if value in ("0", "false", "no", "off", "live"):
         return False
-    raise ConfigError(f"{VAL} must be true or false, not {value!r}", hint="true records validation too")
+    raise ConfigError(f"{name} must be true or false, not {value!r}", hint=f"true records {what} too")

@@ -77,6 +77,10 @@ class Session:
         position.call += 1
         return position
 
+    def entered(self, split: str = "train") -> Position | None:
+        """The step that was entered last; None before the first."""
+        return self._at.get(split)
+
     def plan(self, step: int, split: str = "train") -> Decision:
         """What would happen to the first call of the step."""
         return self.tape.plan(step, split=split)

@@ -23,6 +23,7 @@ _BUFFER = f"{_PACKAGE}.replay_buffer"
 def wrap_trainers() -> None:
     """Wrap the trainers that this process has imported; once."""
     _wrap(_V0, "RayPPOTrainer", "_get_gen_batch", _tell_batch)
+    _wrap(_V0, "RayPPOTrainer", "_compute_old_log_prob", _old_logprobs)
     _wrap(_V1, "PPOTrainer", "_add_async_warmup_batches", _warm_up)
     if not hasattr(getattr(sys.modules.get(_V1), "PPOTrainer", None), "_add_async_warmup_batches"):  # 0.9.0
         _wrap(f"{_PACKAGE}.trainer_colocate_async", "PPOTrainerColocateAsync", "on_train_begin", _warm_up)
@@ -52,6 +53,14 @@ def _tell_batch(live: Method, trainer: Any, batch: Any) -> Any:
     if (generation := lookup("generation", "rollout")) is not None:
         generation.expect(batch)
     return prompts
+
+
+def _old_logprobs(live: Method, trainer: Any, batch: Any) -> Any:
+    """The trainer's log-probs before it updates: recorded where asked for, with the tokens they belong to."""
+    found = live(trainer, batch)
+    if (generation := lookup("generation", "rollout")) is not None:
+        generation.keep_logprobs(batch, found[0] if isinstance(found, tuple) else found)
+    return found
 
 
 def _warm_up(live: Method, trainer: Any, *args: Any) -> Any:

@@ -29,7 +29,8 @@ async function look() {
 }
 function show(s) {
   document.title = s.calls.missed ? `(${s.calls.missed} missed) rolltape serve` : `${s.calls.asked} calls · rolltape serve`;
-  at("state").textContent = `mode ${s.mode} · step ${s.step} · ${s.seconds} s · ${s.on_tape} calls on the tape`;
+  at("state").textContent = `mode ${s.mode} · step ${s.step} · ${s.seconds} s · ${s.on_tape} calls on the tape`
+    + (s.waiting.files ? ` · ${s.waiting.files} files wait for the store` : "");
   const cards = at("calls"); cards.replaceChildren();
   card(cards, "calls per second", s.per_second);
   for (const [name, word] of Object.entries(words))

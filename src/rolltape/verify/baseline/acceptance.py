@@ -40,9 +40,10 @@ def accept(ours: Run, theirs: Run, *, author: str, reason: str, verdict: str) ->
             ],
             hint="give the baseline it replayed, or accept a tape that was recorded whole",
         )
+    fresh = new_manifest(new.fingerprint or old.fingerprint, old.baseline if replay else new.baseline)
     sources = [new.id, *new.sources, old.id, *old.sources]
     # What follows is recorded by others, and wanted.
-    write_manifest(baseline, replace(old, sources=sources), replace=True)
+    write_manifest(baseline, replace(old, sources=[fresh.id, *sources]), replace=True)
     for call in dict.fromkeys(key.commit for key in keys if key.is_shard):
         baseline.delete(call)  # until all shards of a step are those of the candidate
     placed = [_publish(baseline, candidate, key) for key in keys]
@@ -51,19 +52,18 @@ def accept(ours: Run, theirs: Run, *, author: str, reason: str, verdict: str) ->
         if candidate.exists(call):
             baseline.publish(call, [candidate.read(call)], replace=True)
     for split in {*ours.splits, *theirs.splits}:
-        lines = metrics_lines(theirs, split)
+        lines = metrics_lines(theirs, split, tape=fresh.id)
         if lines:
             baseline.publish(metrics_path(split), [b"\n".join(lines) + b"\n"], replace=True)
         else:
             baseline.delete(metrics_path(split))
     if not replay:
-        write_replayed(baseline, read_replayed(candidate))
+        write_replayed(baseline, read_replayed(candidate), fresh.id)
     baseline.delete(noise_floor.NAME)  # measured on what is no longer there
     baseline.delete(RUNS)  # what is accepted is of another run
     when = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
-    line = Acceptance(author, reason, old.id, new.id, verdict, when)
+    line = Acceptance(author, reason, old.id, new.id, verdict, when, fresh.id)
     baseline.append(NAME, json.dumps(asdict(line)).encode())
-    fresh = new_manifest(new.fingerprint or old.fingerprint, old.baseline if replay else new.baseline)
     fresh = replace(fresh, environment=new.environment, earlier=old.earlier, sources=sources)
     write_manifest(baseline, replace(fresh, cut=old.cut if replay else new.cut), replace=True)
     return len(keys)

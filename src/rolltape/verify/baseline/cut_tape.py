@@ -13,6 +13,7 @@ from rolltape.key import Key, metrics_path
 from rolltape.reader.dropped_steps import NAME as DROPPED
 from rolltape.reader.dropped_steps import Dropped, note_dropped, read_dropped
 from rolltape.reader.run import Run
+from rolltape.reader.samples import STATES
 from rolltape.reader.stored_file import Id
 from rolltape.steps import ALL_STEPS, StepSelector
 from rolltape.storage import Storage
@@ -26,7 +27,6 @@ from rolltape.tape.shards import shortfall_of
 from rolltape.tape.step_index import recordings
 from rolltape.verify.align.cut_alike import ALL
 from rolltape.verify.baseline.redaction import Redaction
-from rolltape.verify.comparison import STATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,9 @@ def cut(
         fresh = redaction.manifest(manifest, new_manifest({}))
     try:
         if redaction is None:
-            write_replayed(out, {k: found for k, found in read_replayed(tape).items() if k.step in steps})
+            write_replayed(
+                out, {k: found for k, found in read_replayed(tape).items() if k.step in steps}, fresh.id
+            )
         for key in keys:
             sieve = sieves.get((key.split, key.step))
             if sieve is not None and sieve.rows(key, sieve.ids[key.path]) == []:
@@ -136,13 +138,13 @@ def cut(
                 write_commit(out, call, found)
                 written.append(call.commit)
         for split in {key.split for key in keys}:
-            for line in metrics_lines(run, split, steps, redaction):
+            for line in metrics_lines(run, split, steps, redaction, tape=fresh.id):
                 out.append(metrics_path(split), line)
                 written.append(metrics_path(split))
-        note_dropped(out, Dropped(str(steps), others=True))
+        note_dropped(out, Dropped(str(steps), others=True), fresh.id)
         written.append(DROPPED)
         for dropped in read_dropped(tape):
-            note_dropped(out, dropped)
+            note_dropped(out, dropped, fresh.id)
         # Comes last: without it there is no tape.
         write_manifest(out, fresh)
     except BaseException:
@@ -167,13 +169,22 @@ def _said(run: Run, steps: StepSelector, samples: StepSelector) -> dict[str, Any
 
 
 def metrics_lines(
-    run: Run, split: str, steps: StepSelector = ALL_STEPS, redaction: Redaction | None = None
+    run: Run,
+    split: str,
+    steps: StepSelector = ALL_STEPS,
+    redaction: Redaction | None = None,
+    *,
+    tape: str,
 ) -> list[bytes]:
-    """What every rank logged at these steps, as lines of another tape."""
+    """What every rank logged at these steps, as lines of the tape of this id."""
     ranks = run.metrics_by_rank(split)
     return [
         metrics_line(
-            step, redaction.metrics(logged) if redaction else logged, rank if len(ranks) > 1 or rank else None
+            step,
+            redaction.metrics(logged) if redaction else logged,
+            rank if len(ranks) > 1 or rank else None,
+            tape=tape,
+            split=split,
         )
         for step in sorted({step for found in ranks.values() for step in found if step in steps})
         for rank, found in ranks.items()

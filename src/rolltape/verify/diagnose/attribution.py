@@ -16,8 +16,9 @@ import numpy as np
 
 from rolltape.errors import RolltapeError
 from rolltape.reader.run import Run
+from rolltape.reader.samples import STATES
 from rolltape.verify.align.column_alignment import pair
-from rolltape.verify.comparison import METRICS, STATES, Comparison, Entry
+from rolltape.verify.comparison import METRICS, Comparison, Entry
 from rolltape.verify.diagnose.causes import by_sample
 from rolltape.verify.diagnose.origin import MADE, Origin
 from rolltape.verify.rerun.recompute import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rolltape.verify.comparison import STATES, Comparison, Entry
+from rolltape.reader.samples import STATES
+from rolltape.verify.comparison import Comparison, Entry
 from rolltape.verify.diagnose.same_inputs import Proof
 from rolltape.verify.measure.verdict import Verdict
 

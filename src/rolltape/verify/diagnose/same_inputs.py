@@ -9,10 +9,11 @@ from typing import Any
 
 from rolltape.fingerprint import differences
 from rolltape.key import Key
+from rolltape.reader.samples import STATES
 from rolltape.reader.wording import counted
 from rolltape.tape.manifest import Manifest
 from rolltape.tape.replayed import read_replayed
-from rolltape.verify.comparison import METRICS, STATES, Comparison
+from rolltape.verify.comparison import METRICS, Comparison
 from rolltape.verify.measure.verdict import Verdict
 
 GIVEN = ("rollout", *STATES)

@@ -251,7 +251,7 @@ def _curves(report: Report) -> str:
     for split in dict.fromkeys(entry.split for entry in report.comparison.entries):
         sides = [run.metrics(split) for run in report.comparison.runs]
         names = dict.fromkeys(name for side in sides for logged in side.values() for name in logged)
-        for name in names:
+        for name in sorted(names, key=lambda name: name.startswith("trust/")):  # the run's own come first
             before, after = (
                 {step: float(logged[name]) for step, logged in side.items() if _is_number(logged.get(name))}
                 for side in sides

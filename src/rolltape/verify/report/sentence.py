@@ -205,20 +205,21 @@ def view_command(comparison: Comparison) -> str:
     """The command that shows the first divergence in the viewer: its sample, else its step."""
     tapes = [shlex.quote(run.path) for run in comparison.runs]
     first = comparison.first
-    place = None if first is None else _place(comparison, first)
-    return " ".join(["rolltape view", *tapes, *([f"--at {place}"] if place else [])])
+    place = None if first is None else viewer_place(comparison, first)
+    return " ".join(["rolltape view", *tapes, *([f"--at {'/'.join(map(str, place))}"] if place else [])])
 
 
-def _place(comparison: Comparison, entry: Entry) -> str | None:
-    """Where the viewer shows an entry: in the rollout of its step, else in its own stage."""
+def viewer_place(comparison: Comparison, entry: Entry) -> tuple[str | int, ...] | None:
+    """Where the viewer shows an entry, as split, stage, step and sample: in the rollout of its step, else in
+    its own stage; without the sample where the entry is of none."""
     baseline = comparison.runs[0]
     stage = "rollout" if baseline.files("rollout", entry.split).at(entry.step) else entry.stage
     if not baseline.files(stage, entry.split).at(entry.step) or stage == METRICS:
         return None
-    step = f"{entry.split}/{stage}/{entry.step}"
+    step = entry.split, stage, entry.step
     if entry.first is None:
         return step
     if stage == entry.stage:
-        return f"{step}/{entry.first.row}"
+        return *step, entry.first.row
     row = baseline.samples(entry.step, stage, entry.split).places.get(entry.first.sample)
-    return step if row is None else f"{step}/{row}"
+    return step if row is None else (*step, row)

@@ -19,10 +19,10 @@ from rolltape.batch.roles import names_of
 from rolltape.batch.tree import dismantle
 from rolltape.errors import ConfigError, MismatchError, RolltapeError, StageError, StepMissingError
 from rolltape.reader.run import Run
-from rolltape.reader.samples import Kept, Samples
+from rolltape.reader.samples import STATES, Kept, Samples
 from rolltape.verify.align.column_alignment import Pairs, compare_columns, pair
 from rolltape.verify.align.counted_places import Counted
-from rolltape.verify.comparison import STATES, Entry
+from rolltape.verify.comparison import Entry
 from rolltape.verify.measure.difference import same
 from rolltape.verify.measure.limits import Limits
 from rolltape.verify.measure.verdict import Verdict, judge

@@ -100,13 +100,18 @@ class Gate:
         return any(rule.floor is not None for rule in self.rules)
 
 
+METER = "trust/"
+"""Begins the name of every metric that a live meter writes; a replay has some that its baseline has not."""
+
+
 def is_apart(entry: Entry, gate: Gate) -> bool:
-    """Whether it is listed and not judged: a metric that tells of the machine and that no rule of the gate
-    names, or a rank that only one side has.
+    """Whether it is listed and not judged: a metric that tells of the machine, or that a meter of trust wrote
+    (``rolltape trust`` judges those), and that no rule of the gate names; or a rank that only one side has.
     """
     if entry.stage != METRICS:
         return False
-    return not entry.name or (is_clock(entry.name) and gate.rule(entry.path) is None)
+    told = is_clock(entry.name) or entry.name.startswith(METER)
+    return not entry.name or (told and gate.rule(entry.path) is None)
 
 
 def parse(config: Mapping[str, Any], where: object = None) -> Gate:

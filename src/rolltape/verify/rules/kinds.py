@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from rolltape.reader.samples import STATES
 from rolltape.tape.probe import PREFIX as PROBE
-from rolltape.verify.comparison import STATES
 from rolltape.verify.measure.limits import Kind
 
 USUAL = Kind(floor=0.01)

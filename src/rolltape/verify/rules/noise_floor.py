@@ -10,6 +10,8 @@ from typing import Any
 
 from rolltape.errors import CorruptFileError, StepMissingError
 from rolltape.storage import Storage
+from rolltape.tape.manifest import read_manifest
+from rolltape.tape.place import check_note
 from rolltape.verify.comparison import Comparison
 
 NAME = "noise.json"
@@ -71,7 +73,9 @@ def measured(comparisons: Sequence[Comparison], command: Sequence[str], *, by_st
 
 def write_floor(storage: Storage, floor: Floor) -> None:
     """Keep a floor on the tape; an older one is replaced."""
+    manifest = read_manifest(storage)
     node = {
+        "tape": manifest and manifest.id,
         "runs": floor.runs,
         "measured": floor.measured,
         "command": list(floor.command),
@@ -98,10 +102,14 @@ def read_floor(storage: Storage) -> Floor | None:
             (str(stage), str(name)): {int(step): float(error) for step, error in steps}
             for stage, name, steps in node.get("carried", ())
         }
-        return Floor(int(node["runs"]), str(node["measured"]), tuple(node["command"]), errors, means, carried)
+        floor = Floor(
+            int(node["runs"]), str(node["measured"]), tuple(node["command"]), errors, means, carried
+        )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptFileError(
             f"the noise floor cannot be read: {error!r:.200}",
             where=f"{storage.location}/{NAME}",
             hint="measure it anew: rolltape noise TAPE -- COMMAND",
         ) from None
+    check_note(storage, node, f"{storage.location}/{NAME}")
+    return floor

@@ -1,7 +1,8 @@
 // The plots of a page. Each is also a table, which needs no eyes, no mouse and no uPlot.
 "use strict";
-rolltape.charts = (({ main, tag, read }, { Plot, readPalette, said }) => {
+rolltape.charts = (({ main, tag, read, place, setQuery }, { Plot, readPalette, said, drawing, knows }, { buttons }) => {
   const live = new Map(); // figure -> its plot
+  knows(() => [...live.values()]);
 
   // The table is made when it is opened: most never are.
   function fillTable(figure) {
@@ -17,7 +18,7 @@ rolltape.charts = (({ main, tag, read }, { Plot, readPalette, said }) => {
       row.insertCell().append(link);
       for (const column of values) row.insertCell().textContent = said(column[at]);
     });
-    details.querySelector("div").replaceChildren(table);
+    details.querySelector("div").replaceChildren(buttons(chart, live.get(figure)), table);
   }
   function addTable(figure) {
     const details = tag("details", "values");
@@ -62,6 +63,21 @@ rolltape.charts = (({ main, tag, read }, { Plot, readPalette, said }) => {
     }
   }
 
+  // Smoothing and the axis go for all plots, and are part of the address.
+  function tools() {
+    const smooth = main.querySelector("#smooth"), log = main.querySelector("#log"), { query } = place();
+    if (!smooth) return;
+    smooth.value = query.get("smooth") || "0";
+    log.checked = query.get("log") === "1";
+    const apply = () => {
+      Object.assign(drawing, { smooth: Number(smooth.value), log: log.checked });
+      for (const one of live.values()) one.rebuild();
+    };
+    Object.assign(drawing, { smooth: Number(smooth.value), log: log.checked });
+    smooth.addEventListener("input", apply);
+    smooth.addEventListener("change", () => setQuery("smooth", Number(smooth.value) ? smooth.value : ""));
+    log.addEventListener("change", () => { setQuery("log", log.checked ? "1" : ""); apply(); });
+  }
   function sayMissing() {
     const first = main.querySelector(".charts"), text = document.body.dataset.noplots;
     if (first && text) first.before(tag("p", "warn noplots", text));
@@ -70,6 +86,7 @@ rolltape.charts = (({ main, tag, read }, { Plot, readPalette, said }) => {
     for (const [figure, plot] of live) if (!figure.isConnected) { plot.plot.destroy(); live.delete(figure); }
     readPalette();
     sayMissing();
+    tools();
     main.querySelectorAll("figure.chart").forEach(draw);
     main.querySelectorAll("[data-series]").forEach(fill);
   }
@@ -85,4 +102,4 @@ rolltape.charts = (({ main, tag, read }, { Plot, readPalette, said }) => {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 
   return { ready, repaint };
-})(rolltape.page, rolltape.plot);
+})(rolltape.page, rolltape.plot, rolltape.save);

@@ -1,6 +1,6 @@
 // One plot of curves over steps, drawn by uPlot: pointing says values, dragging zooms, a click opens the step.
 "use strict";
-rolltape.plot = (({ tag, read, go }) => {
+rolltape.plot = (({ tag, read, go, short }) => {
   const HEIGHT = 160;
   const FONT = "11px system-ui, 'Segoe UI', Roboto, sans-serif";
   const STEPS = [1, 2, 5].flatMap((n) => [...Array(16).keys()].map((power) => n * 10 ** power)).sort((a, b) => a - b);
@@ -8,19 +8,32 @@ rolltape.plot = (({ tag, read, go }) => {
 
   function readPalette() {
     const style = getComputedStyle(document.documentElement);
-    for (const name of ["a", "b", "bad", "dim", "line"]) palette[name] = style.getPropertyValue("--" + name).trim();
+    for (const name of ["a", "b", "bad", "dim", "line", "bg"]) palette[name] = style.getPropertyValue("--" + name).trim();
+    palette.many = [...Array(20).keys()].map((at) => style.getPropertyValue("--c" + at).trim());
   }
-  const lineColour = (at) => (at ? palette.b : palette.a);
+  const lineColour = (at) => (at === 0 ? palette.a : at === 1 ? palette.b : palette.many[at % 20]);
+  const drawing = { smooth: 0, log: false }; // as the tools of the page say
 
   // A value is a number, null where none was logged, or the name of one that is not finite.
   const said = (value) => (value === null ? "–" : String(value));
   const drawn = (value) => (typeof value === "number" ? value : value === null ? undefined : null); // null breaks the line
-  const columns = (chart) => [chart.steps, ...chart.lines.flatMap((line) => (line.low ? [line.values, line.low, line.high] : [line.values]).map((values) => values.map(drawn)))];
+  // A running mean that forgets, as TensorBoard's: gaps and what is not finite stay where they are.
+  function smoothed(values) {
+    const keep = drawing.smooth;
+    let last = 0, weight = 0;
+    return values.map((value) => {
+      if (typeof value !== "number" || !keep) return value;
+      last = keep * last + (1 - keep) * value;
+      weight = keep * weight + (1 - keep);
+      return last / weight;
+    });
+  }
+  const columns = (chart) => [chart.steps, ...chart.lines.flatMap((line) => (line.low ? [line.values, line.low, line.high] : [line.values]).map((values) => smoothed(values.map(drawn))))];
 
   function series(chart) {
     const found = [{}], bands = [];
     chart.lines.forEach((line, at) => {
-      found.push({ stroke: () => lineColour(at), width: 1.5, dash: at ? [5, 3] : undefined, points: { size: 4 } });
+      found.push({ stroke: () => lineColour(at), width: 1.5, dash: at === 1 && chart.lines.length === 2 ? [5, 3] : undefined, points: { size: 4 } });
       if (!line.low) return;
       bands.push({ series: [found.length + 1, found.length], fill: () => lineColour(at) + "26" });
       for (let edge = 0; edge < 2; edge++) found.push({ stroke: () => lineColour(at) + "55", width: 0.5, points: { show: false } });
@@ -49,9 +62,13 @@ rolltape.plot = (({ tag, read, go }) => {
   }
 
   function readout(chart, at) {
-    const texts = chart.lines.filter((line) => line.values[at] !== null).map((line) => {
-      const band = line.low && line.low[at] !== null ? ` (${said(line.low[at])} … ${said(line.high[at])})` : "";
-      return (chart.lines.length > 1 ? line.name + " " : "") + said(line.values[at]) + band;
+    const lines = chart.lines.filter((line) => line.values[at] !== null);
+    const few = (value) => (value === null ? "–" : short(value));
+    // As many digits as it takes to tell the lines apart.
+    const alike = new Set(lines.map((line) => few(line.values[at]))).size < new Set(lines.map((line) => line.values[at])).size;
+    const texts = lines.map((line) => {
+      const band = line.low && line.low[at] !== null ? ` (${few(line.low[at])} … ${few(line.high[at])})` : "";
+      return (chart.lines.length > 1 ? line.name + " " : "") + (alike ? said : few)(line.values[at]) + band;
     });
     return `step ${chart.steps[at]}: ${texts.join(" · ")}`;
   }
@@ -77,19 +94,35 @@ rolltape.plot = (({ tag, read, go }) => {
       this.read.setAttribute("aria-live", "polite");
       this.reset.type = "button";
       this.reset.hidden = true;
-      this.reset.addEventListener("click", () => this.zoom(null));
+      this.reset.addEventListener("click", () => this.zoomAll(null));
       this.box.addEventListener("keydown", (event) => this.key(event));
       this.figure = figure;
       this.chart = read(figure.querySelector("script"));
       figure.append(this.box);
-      if (this.chart.lines.length > 1) figure.append(this.names());
-      const foot = tag("div", this.chart.lines.length > 1 || this.chart.lines[0].low ? "foot two" : "foot"); // lines of text it leaves room for
-      foot.append(this.read, this.reset);
-      figure.append(foot);
+      if (this.chart.lines.length === 2 || this.chart.lines[0].low) figure.append(this.names()); // of more, the page has one list
+      this.box.append(this.read, this.reset);
+      this.build();
+    }
+    build() {
       this.plot = new uPlot(this.options(), columns(this.chart), this.box);
       this.plot.over.append(this.mark);
       this.plot.over.addEventListener("click", () => { if (!this.dragged) this.open(); });
       this.place();
+    }
+    rebuild() {
+      this.plot.destroy();
+      this.build();
+      if (this.zoomed) this.zoom(this.zoomed);
+    }
+    // Zooming goes for all plots of the page: they are about the same steps.
+    zoomAll(range) {
+      for (const one of everyone()) one.zoom(range);
+    }
+    valueScale() {
+      if (this.chart.share) return { range: () => [-0.02, 1.02] };
+      if (!drawing.log) return { range: valueRange };
+      const positive = this.chart.lines.every((line) => line.values.every((value) => typeof value !== "number" || value > 0));
+      return positive ? { distr: 3 } : { distr: 4, asinh: 1e-3 };
     }
     options() {
       const hooks = {
@@ -102,9 +135,9 @@ rolltape.plot = (({ tag, read, go }) => {
         move: (plot, left, top) => [left < 0 ? left : plot.valToPos(plot.data[0][plot.posToIdx(left)], "x"), top], // from step to step
         drag: { x: true, y: false, setScale: false, dist: 4, click: () => {} },
         sync: { key: "steps", scales: ["x", null], filters: { pub: (type) => type === "mousemove" } },
-        bind: { dblclick: () => () => this.zoom(null), mousedown: (plot, over, handle) => (event) => { this.dragged = false; if (event.button === 0) handle(event); } },
+        bind: { dblclick: () => () => this.zoomAll(null), mousedown: (plot, over, handle) => (event) => { this.dragged = false; if (event.button === 0) handle(event); } },
       };
-      return { width: this.width(), height: HEIGHT, scales: { x: { time: false, range: stepRange }, y: { range: valueRange } }, axes: axes(), legend: { show: false }, cursor, hooks, ...series(this.chart) };
+      return { width: this.width(), height: HEIGHT, scales: { x: { time: false, range: stepRange }, y: this.valueScale() }, axes: axes(), legend: { show: false }, cursor, hooks, ...series(this.chart) };
     }
     width() {
       return Math.max(this.box.clientWidth, 180);
@@ -112,6 +145,7 @@ rolltape.plot = (({ tag, read, go }) => {
     names() {
       const keys = tag("div", "keys");
       this.chart.lines.forEach((line, at) => { const key = tag("span"); key.append(tag("i", "k" + at), line.name); keys.append(key); });
+      if (this.chart.lines[0].low) { const key = tag("span"); key.append(tag("i", "band"), "lowest to highest"); keys.append(key); }
       return keys;
     }
     place() {
@@ -129,7 +163,7 @@ rolltape.plot = (({ tag, read, go }) => {
       this.dragged = true;
       plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
       const from = plot.posToIdx(left), to = plot.posToIdx(left + width);
-      if (from < to) this.zoom([this.chart.steps[from], this.chart.steps[to]]);
+      if (from < to) this.zoomAll([this.chart.steps[from], this.chart.steps[to]]);
     }
     zoom(range) {
       const { steps } = this.chart;
@@ -150,11 +184,11 @@ rolltape.plot = (({ tag, read, go }) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.key in moves) this.show(Math.max(low, Math.min(high, moves[event.key])));
       else if (event.key === "Enter") this.open();
-      else if (event.key === "Escape" || event.key === "0") this.zoom(null);
+      else if (event.key === "Escape" || event.key === "0") this.zoomAll(null);
       else if (event.key === "+" || event.key === "-") {
         const half = Math.max(1, Math.round((high - low) * (event.key === "+" ? 0.25 : 1))), middle = now ?? Math.round((low + high) / 2);
         const range = [Math.max(0, middle - half), Math.min(steps.length - 1, middle + half)];
-        this.zoom(range[0] === 0 && range[1] === steps.length - 1 ? null : range.map((at) => steps[at]));
+        this.zoomAll(range[0] === 0 && range[1] === steps.length - 1 ? null : range.map((at) => steps[at]));
       } else return;
       event.preventDefault();
       event.stopPropagation();
@@ -169,5 +203,8 @@ rolltape.plot = (({ tag, read, go }) => {
     }
   }
 
-  return { Plot, readPalette, said };
+  let everyone = () => [];
+  const knows = (all) => { everyone = all; };
+
+  return { Plot, readPalette, said, drawing, knows, lineColour, palette };
 })(rolltape.page);

@@ -16,7 +16,8 @@ rolltape.tokens = (({ main, tag, read, short, place, setQuery }) => {
     const select = main.querySelector("#color");
     if (!select) return;
     const boxes = [...main.querySelectorAll('.tokens[data-side="response"]')];
-    const data = [...main.querySelectorAll("#scales, script.scales")].map(read);
+    const apart = main.querySelector("#apart"), extra = apart ? read(apart) : [];
+    const data = [...main.querySelectorAll("#scales, script.scales")].map(read).map((scales) => [...scales, ...extra]);
     const legend = main.querySelector("#scale");
     legend.replaceChildren();
     const joint = data.map((scales) => scales.find((scale) => scale.name === select.value)).filter(Boolean);
@@ -31,6 +32,7 @@ rolltape.tokens = (({ main, tag, read, short, place, setQuery }) => {
         if (name) token.classList.add(name);
       });
       box.scales = data[side] || [];
+      box.sides = data.length > 1 ? data : null;
     });
     if (range) {
       legend.append(tag("b", "", short(range.low, 3)));
@@ -40,11 +42,17 @@ rolltape.tokens = (({ main, tag, read, short, place, setQuery }) => {
       legend.append(tag("b", "", short(range.high, 3)));
     }
   }
+  // Of two runs: what each has, and one number where they have the same.
+  function both(sides, name, at) {
+    const values = sides.map((scales) => scales.find((scale) => scale.name === name)).map((scale) => (scale && at < scale.values.length ? short(scale.values[at], 7) : "–"));
+    return values[0] === values[1] ? values[0] : values.join(" → ");
+  }
   function hover(event) {
     const token = event.target.closest ? event.target.closest(".tok") : null;
     if (!token) { tip.hidden = true; return; }
     const at = Number(token.dataset.i), lines = [`token ${at}   id ${token.dataset.id}`];
-    for (const scale of token.parentElement.scales || []) if (at < scale.values.length) lines.push(`${scale.name}   ${short(scale.values[at])}`);
+    const { scales, sides } = token.parentElement;
+    for (const scale of scales || []) if (at < scale.values.length) lines.push(`${scale.name}   ${sides ? both(sides, scale.name, at) : short(scale.values[at])}`);
     if (token.classList.contains("untrained")) lines.push("not trained on");
     tip.textContent = lines.join("\n");
     tip.hidden = false;
@@ -59,6 +67,9 @@ rolltape.tokens = (({ main, tag, read, short, place, setQuery }) => {
     if (wanted && [...select.options].some((option) => option.value === wanted)) select.value = wanted;
     select.addEventListener("change", () => { setQuery("color", select.selectedIndex ? select.value : ""); colour(); });
     colour();
+    const box = main.querySelector("[data-token]"), wished = box ? box.querySelectorAll(`.tok[data-i="${Number(box.dataset.token)}"]`) : [];
+    wished.forEach((token) => token.classList.add("here"));
+    if (wished.length) wished[0].scrollIntoView({ block: "center" });
   }
   document.addEventListener("pointerover", hover);
 

@@ -39,8 +39,28 @@
     if (href) go(href.replace("{}", Math.floor(Number(first) + ((x - edge.left) / edge.width) * steps)));
   }
 
+  // A part of a page that takes the server a while.
+  async function fetchPart(box) {
+    for (;;) {
+      let answer;
+      try { answer = await (await fetch(box.dataset.part)).json(); } catch { return; }
+      if (!box.isConnected) return;
+      if (answer.part !== undefined) {
+        // A parsed document runs nothing, and the policy of the page allows no script of its own.
+        box.replaceChildren(...new DOMParser().parseFromString(answer.part, "text/html").body.childNodes);
+        if (answer.value !== undefined) box.dataset.v = answer.value;
+        box.dataset.done = "1";
+        return;
+      }
+      if (answer.steps) box.querySelector(".wait").textContent = `comparing … step ${answer.done} of ${answer.steps}`;
+      await new Promise((done) => setTimeout(done, 250));
+    }
+  }
+
   // --- a page has come
   function ready() {
+    main.querySelectorAll("[data-part]").forEach(fetchPart);
+    for (const box of main.querySelectorAll(".scroll")) if (box.scrollWidth > box.clientWidth) box.tabIndex = 0; // keys can scroll it
     charts.ready();
     tables.ready();
     tokens.ready();

@@ -19,6 +19,7 @@ NAMES = {
     "zero_variance": "groups without variance (share)",
 }
 """What is summed up, in the order and the words of the page."""
+SHARES = ("truncated", "zero_variance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class Chart:
     mark: int | None = None
     """A step that is marked: where two runs part."""
     note: str = ""
+    share: bool = False
+    """Whether its values are shares, from 0 to 1."""
 
     def as_json(self) -> dict[str, Any]:
         """For the page's script. Every digit is there: two runs may part in the last."""
@@ -71,7 +74,7 @@ class Chart:
         ]
         return {
             "title": self.title, "steps": self.steps, "lines": lines, "href": self.href, "mark": self.mark,
-            "note": self.note,
+            "note": self.note, "share": self.share,
         }  # fmt: skip
 
 
@@ -95,7 +98,8 @@ def summary_charts(summaries: Sequence[Summary], href: str) -> list[Chart]:
         banded = any(edge is not None for edge in low)
         line = Line("mean", value, low, high) if banded else Line("mean", value)
         if some:
-            found.append(Chart(title, [summary.step for summary in some], [line], href))
+            steps = [summary.step for summary in some]
+            found.append(Chart(title, steps, [line], href, share=name in SHARES))
     return found
 
 
@@ -129,11 +133,30 @@ def both_charts(
     for name in (name for name in ours if name in theirs):
         mine, other = ours[name], theirs[name]
         part, steps = parting(mine, other), sorted({*mine, *other})
-        note = "the same at every step" if part is None else f"parts at step {part}, {_apart(mine, other)}"
+        note = (
+            "the same at every step"
+            if part is None
+            else f"differs from step {part} on, {_apart(mine, other)}"
+        )
         curve_of = zip(names, (mine, other), strict=True)
         lines = [Line(which, [number(curve.get(at)) for at in steps]) for which, curve in curve_of]
         charts.append(Chart(name, steps, lines, href, part, note))
     return sorted(charts, key=lambda chart: math.inf if chart.mark is None else chart.mark)
+
+
+def overlaid(runs: Sequence[tuple[str, Mapping[int, Mapping[str, object]]]]) -> list[Chart]:
+    """The metrics of any number of runs, by name and what they logged: one chart for each metric."""
+    found = [(visible(name), curves(metrics)) for name, metrics in runs]
+    names = sorted({metric for _, mine in found for metric in mine}, key=_rank)
+    charts = []
+    for metric in names:
+        steps = sorted({step for _, mine in found for step in mine.get(metric, ())})
+        lines = [
+            Line(name, shortened([number(mine.get(metric, {}).get(at)) for at in steps]))
+            for name, mine in found
+        ]
+        charts.append(Chart(metric, steps, lines, ""))
+    return charts
 
 
 def parting(left: Mapping[int, float], right: Mapping[int, float]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
@@ -49,7 +50,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
+        query = scope.get("query_string", b"")
+        given = parse_qs(query.decode("latin-1")).get("token", [""])[0]
         refusal = self._refusal(headers, given)
         extra = dict(HEADERS)
         if self._token and given and not refusal:
@@ -68,7 +70,7 @@ class Guard:
             await answer({"type": "http.response.start", "status": 403, "headers": text})
             await answer({"type": "http.response.body", "body": refusal.encode()})
         else:
-            await self._app(scope, receive, answer)
+            await self._app(scope | {"query_string": _as_ascii(query)}, receive, answer)
 
     def _refusal(self, headers: dict[str, str], given: str) -> str:
         """Why not; empty if nothing speaks against it."""
@@ -90,6 +92,11 @@ def _is_from_elsewhere(headers: dict[str, str]) -> bool:
     if origin is not None and origin.partition("://")[2] != headers.get("host", ""):
         return True
     return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+
+def _as_ascii(query: bytes) -> bytes:
+    """A query in which other bytes are written out, as browsers do: pages may take it for text."""
+    return re.sub(rb"[^!-~]", lambda found: b"%%%02X" % ord(found[0]), query)
 
 
 def _cookie(text: str) -> str:

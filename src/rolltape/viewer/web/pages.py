@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from rolltape.errors import RolltapeError
-from rolltape.reader.step_roles import main_stage
 from rolltape.reader.visible import pieces, visible
-from rolltape.reader.wording import brief, moment, number
+from rolltape.reader.wording import brief, moment, number, seconds
+from rolltape.tape.summary import amount
 from rolltape.viewer.library import Library, missing
 from rolltape.viewer.web import charts
 from rolltape.viewer.web.charts import Summary
@@ -24,6 +24,12 @@ try:
     from markupsafe import Markup, escape
 except ImportError as error:
     raise missing(error, "view") from error
+
+if TYPE_CHECKING:
+    from rolltape.verify import Entry, Report
+    from rolltape.verify.report.report import Link
+    from rolltape.viewer.comparisons import Asked
+    from rolltape.viewer.side_by_side import SamplePair
 
 MOST_GROUPS = 1000
 """Groups on one page; searching finds the others."""
@@ -54,6 +60,7 @@ class Pages:
     def __init__(self, library: Library, prefix: str = "") -> None:
         self.library = library
         self.prefix = prefix
+        self._compared: tuple[object, Report] | None = None
         self._jinja = Environment(
             loader=PackageLoader("rolltape.viewer"),
             autoescape=True,
@@ -63,19 +70,26 @@ class Pages:
         )
         self._jinja.filters |= {
             "vis": markup,
+            "code": coded,
             "brief": brief,
             "num": number,
             "data": as_data,
             "shortened": charts.shortened,
             "when": moment,
+            "duration": seconds,
+            "amount": amount,
         }
-        self._jinja.globals |= {"url": self.url, "bar": bar}
+        self._jinja.globals |= {"url": self.url, "pair": self.pair, "bar": bar}
 
     def url(self, *parts: object, **query: object) -> str:
         """The address of a page."""
         path = "/" + "/".join(quote(str(part), safe="") for part in parts)
         asked = {name: value for name, value in query.items() if value not in (None, "", False)}
         return self.prefix + path + (f"?{urlencode(asked)}" if asked else "")
+
+    def pair(self, left: int, right: int, *parts: object) -> str:
+        """The address of a page about two runs, the baseline first."""
+        return self.url("c", *self.library.ordered(left, right), *parts)
 
     def warm(self) -> None:
         """Compile the templates and import the rest, so that the first page of each kind need not."""
@@ -86,10 +100,31 @@ class Pages:
         """A whole document."""
         return str(self._jinja.get_template(name).render(**values))
 
-    def index(self) -> Page:
-        """All tapes."""
-        found = [(at, self.library.name(at), tape) for at, tape in enumerate(self.library.runs)]
-        return self._page("tapes", "index.html", tapes=found)
+    def index(self, sizes: list[int] | None = None) -> Page:
+        """All runs. ``sizes`` where they are to be in the page; else it asks for them."""
+        from rolltape.viewer.run_facts import run_facts, small_curve
+
+        found = [run_facts(self.library, at) for at in range(len(self.library.runs))]
+        return self._page("runs", "index.html", runs=found, sizes=sizes, curve=small_curve)
+
+    def overlay(self, chosen: list[int], split: str | None) -> Page:
+        """The metrics of any number of runs, each in one plot."""
+        library = self.library
+        splits = list(dict.fromkeys(one for at in chosen for one in library.runs[at].splits))
+        split = split if split in splits else next(iter(splits), "train")
+        damaged: list[RolltapeError] = []
+        logged = [(library.name(at), library.runs[at].metrics(split, 0, damaged)) for at in chosen]
+        return self._page(
+            f"{len(chosen)} runs", "overlay.html", names=[(at, library.name(at)) for at in chosen],
+            split=split, splits=splits, on=",".join(map(str, chosen)),
+            charts=[chart.as_json() for chart in charts.overlaid(logged)],
+            damaged=[f"{error.where}: {error.what}" for error in damaged],
+        )  # fmt: skip
+
+    def matrix(self, chosen: list[int]) -> Page:
+        """The verdict on each of some runs against each other."""
+        names = [(at, self.library.name(at)) for at in chosen]
+        return self._page(f"{len(chosen)} runs, compared", "matrix.html", names=names)
 
     def overview(self, tape: int, split: str | None, summaries: list[Summary] | None = None) -> Page:
         """A run over its steps. ``summaries`` where they are to be in the page; else it asks for them."""
@@ -99,7 +134,7 @@ class Pages:
         damaged: list[RolltapeError] = []
         stages, steps, metrics = run.stages(split), run.steps(None, split), run.metrics(split, 0, damaged)
         every = sorted({*steps, *metrics})
-        stage = self._main(tape, split)
+        stage = library.main_stage(tape, split)
         href = "" if stage is None else self.url("t", tape, split, stage) + "/{}"
         first, last = (every[0], every[-1]) if every else (0, 0)
         strips = [charts.strip(name, run.steps(name, split), first, last) for name in stages]
@@ -119,10 +154,12 @@ class Pages:
     ) -> Page:
         """The groups of a step."""
         from rolltape.viewer import prompt_groups as groups
+        from rolltape.viewer.stage_view import returned
         from rolltape.viewer.step_view import StepView
 
         view = StepView(self.library, tape, split, stage, step)
-        every = groups.find_groups(view)
+        every = groups.find_groups(view) if view.main.are_samples else []
+        parts = list(returned(view.main)) if stage != self.library.main_stage(tape, split) else []
         problem = ""
         found = every
         if words:
@@ -136,7 +173,8 @@ class Pages:
         return self._page(
             f"step {step}", "step.html", tape=tape, name=self.library.name(tape), split=split, stage=stage,
             step=step, rows=list(zip(shown, prompts, strict=True)), total=len(every), found=len(found),
-            samples=len(view.main), words=words, regex=regex, problem=problem, roles=view.roles,
+            samples=len(view.main) if view.main.are_samples else None, parts=parts, words=words, regex=regex,
+            problem=problem, roles=view.roles,
             low=min(rewards, default=0.0), high=max(rewards, default=0.0),
             stages=self.library.runs[tape].stages(split), others=self.library.others(tape),
             neighbours=self._neighbours(tape, split, stage, step), damaged=view.damaged,
@@ -149,6 +187,10 @@ class Pages:
         from rolltape.viewer.step_view import StepView
 
         view = StepView(self.library, tape, split, stage, step)
+        if view.asked is not view and 0 <= sample < len(view.main):  # the same sample, with what was said
+            at = view.place(view.asked.stage, sample)
+            if at is not None:
+                return self.sample(tape, split, view.asked.stage, step, at)
         found = read_sample(view, sample)
         order = groups.find_groups(view, lengths=False)
         mine = next(at for at, group in enumerate(order) if sample in group.samples)
@@ -162,8 +204,9 @@ class Pages:
             others=self.library.others(tape),
         )  # fmt: skip
 
-    def compare(self, left: int, right: int, split: str | None) -> Page:
-        """Two runs: their metrics, and where they part."""
+    def compare(self, left: int, right: int, split: str | None, report: Markup | None = None) -> Page:
+        """Two runs: what ``rolltape diff`` says of them, and their metrics. ``report`` where it is to be in
+        the page; else it asks for it."""
         library = self.library
         runs = library.runs[left], library.runs[right]
         both = [s for s in runs[0].splits if s in runs[1].splits]
@@ -171,44 +214,102 @@ class Pages:
         names = library.name(left), library.name(right)
         damaged: list[RolltapeError] = []
         metrics = [run.metrics(split, 0, damaged) for run in runs]
-        stage = self._main(left, split)
+        stage = library.main_stage(left, split)
         href = "" if stage is None else self.url("c", left, right, split, stage) + "/{}"
         drawn = charts.both_charts(metrics[0], metrics[1], (visible(names[0]), visible(names[1])), href)
-        first = min((chart.mark for chart in drawn if chart.mark is not None), default=None)
         steps = sorted(set(runs[0].steps(None, split)) & set(runs[1].steps(None, split)))
         return self._page(
             f"{names[0]} and {names[1]}", "compare.html", left=left, right=right, names=names, split=split,
-            splits=both, stage=stage, charts=[chart.as_json() for chart in drawn], first=first, steps=steps,
-            parting=[chart.title for chart in drawn if chart.mark == first and first is not None],
+            splits=both, stage=stage, charts=[chart.as_json() for chart in drawn], steps=steps, report=report,
             most=MOST_LINKS, damaged=[f"{error.where}: {error.what}" for error in damaged],
         )  # fmt: skip
+
+    def report(self, left: int, right: int, asked: Asked) -> Markup:
+        """What a finished comparison says, as a part of a page."""
+        from rolltape.verify.comparison import worst_of
+        from rolltape.verify.measure.verdict import Verdict
+        from rolltape.verify.report.html_page import spark
+
+        report = asked.report
+        if report is None:
+            return self._part("report.html", problem=asked.problem, report=None)
+        first = report.first
+        stages = [
+            (
+                stage,
+                worst_of([link.worst for link in links]).verdict,
+                first is not None and first.stage == stage,
+            )
+            for stage, links in _by_stage(report.chain).items()
+        ]
+        differing = [link for link in report.chain if link.worst.verdict is not Verdict.BITWISE]
+        alike = dict.fromkeys(
+            link.worst.path for link in report.chain if link.worst.verdict is Verdict.BITWISE
+        )
+        links = [(link, self._shown_at(left, right, report, link.first)) for link in differing]
+        return self._part(
+            "report.html", problem="", report=report, stages=stages, links=links, alike=list(alike),
+            spark=lambda errors: Markup(spark(errors)),
+        )  # fmt: skip
+
+    def verdict(self, left: int, right: int, asked: Asked) -> Markup:
+        """What a finished comparison says, in a word and its place."""
+        return self._part("verdict.html", left=left, right=right, report=asked.report, problem=asked.problem)
+
+    def _report_of(self, left: int, right: int, step: int) -> Report:
+        """What the comparison of a step has to say. The last is kept: its samples are looked at next."""
+        from rolltape.viewer.comparisons import compare_step
+
+        name = left, right, step, *(self.library.runs[at].version() for at in (left, right))
+        if self._compared is None or self._compared[0] != name:
+            self._compared = name, compare_step(self.library, left, right, step)
+        return self._compared[1]
+
+    def _shown_at(self, left: int, right: int, report: Report, entry: Entry | None) -> str:
+        """The page that shows where something diverges; empty where there is none."""
+        from rolltape.verify.report.sentence import viewer_place
+
+        place = None if entry is None else viewer_place(report.comparison, entry)
+        if place is None or entry is None:
+            return ""
+        token = entry.first.token[0] if entry.first and entry.first.token else None
+        asked = {"by": f"{entry.stage} / {entry.name}", "token": token} if len(place) > 3 else {}
+        return self.url("c", left, right, *place, **asked)
 
     def compare_step(self, left: int, right: int, split: str, stage: str, step: int) -> Page:
         """One step of two runs."""
         from rolltape.viewer import prompt_groups as groups
-        from rolltape.viewer.side_by_side import compare_step
         from rolltape.viewer.step_view import StepView
 
         view = StepView(self.library, left, split, stage, step)
-        report = compare_step(self.library, left, right, step)
+        report = self._report_of(left, right, step)
         return self._page(
             f"step {step}, compared", "compare_step.html", left=left, right=right, split=split, stage=stage,
             step=step, names=(self.library.name(left), self.library.name(right)), report=report,
-            entries=[entry for entry in report.comparison.entries if entry.split == split],
+            entries=[
+                (entry, self._shown_at(left, right, report, entry))
+                for entry in report.comparison.entries
+                if entry.split == split
+            ],
+            neighbours=self._neighbours(left, split, stage, step),
             groups=groups.find_groups(view)[:MOST_GROUPS],
         )  # fmt: skip
 
-    def compare_sample(self, left: int, right: int, split: str, stage: str, step: int, sample: int) -> Page:
-        """One sample of two runs."""
+    def compare_sample(
+        self, left: int, right: int, split: str, stage: str, step: int, sample: int, by: str = "",
+        token: int | None = None,
+    ) -> Page:  # fmt: skip
+        """One sample of two runs; ``by`` and ``token`` say what somebody came to see."""
         from rolltape.viewer.side_by_side import compare_sample
         from rolltape.viewer.step_view import StepView
 
         views = [StepView(self.library, at, split, stage, step) for at in (left, right)]
-        pair = compare_sample(views[0], views[1], sample)
+        pair = compare_sample(views[0], views[1], sample, self._report_of(left, right, step), by)
         uid, index = views[0].main.ids[sample]
         return self._page(
             f"sample {sample} of step {step}, compared", "compare_sample.html", left=left, right=right,
-            split=split, stage=stage, step=step, sample=sample, pair=pair, uid=uid, index=index,
+            split=split, stage=stage, step=step, sample=sample, pair=pair, uid=uid, index=index, token=token,
+            apart=[] if pair is None else _apart(pair),
             names=(self.library.name(left), self.library.name(right)), last=len(views[0].main) - 1,
         )  # fmt: skip
 
@@ -217,21 +318,42 @@ class Pages:
         return self._page(title, "error.html", problem=title, text=text)
 
     def _page(self, title: str, template: str, **values: Any) -> Page:
-        return Page(title, Markup(self._jinja.get_template(template).render(**values)))
+        return Page(title, self._part(template, **values))
 
-    def _main(self, tape: int, split: str) -> str | None:
-        base = self.library.baseline(tape)
-        if base is not None and (shared := self.library.runs[base].stages(split)):
-            return main_stage(shared)
-        own = self.library.runs[tape].stages(split)
-        return main_stage(own) if own else None
+    def _part(self, template: str, **values: Any) -> Markup:
+        return Markup(self._jinja.get_template(template).render(**values))
 
     def _neighbours(self, tape: int, split: str, stage: str, step: int) -> tuple[int | None, int | None]:
-        run = self.library.runs[tape]
-        steps = run.steps(stage, split) or run.steps(None, split)
+        steps = self.library.source(tape, split, stage).steps(stage, split)
         before = max((other for other in steps if other < step), default=None)
         after = min((other for other in steps if other > step), default=None)
         return before, after
+
+
+def coded(text: object) -> Markup:
+    """A sentence of a report: names in backquotes are set as code."""
+    parts = str(text).split("`")
+    odd = len(parts) % 2 == 0  # a backquote of its own
+    return Markup("").join(
+        Markup("<code>{}</code>").format(markup(part, lines=False))
+        if at % 2 and not odd
+        else markup(part, lines=False)
+        for at, part in enumerate(parts)
+    )
+
+
+def _by_stage(chain: list[Link]) -> dict[str, list[Link]]:
+    found: dict[str, list[Link]] = {}
+    for link in chain:
+        found.setdefault(link.stage, []).append(link)
+    return found
+
+
+def _apart(pair: SamplePair) -> list[dict[str, object]]:
+    """How far the numbers of each token are apart, to colour by: what was asked for first."""
+    found = [one for one in pair.scales if one.first is not None]
+    found.sort(key=lambda one: one is not pair.chosen)
+    return [{"name": f"difference of {one.name}", "kind": "both", "values": one.apart} for one in found]
 
 
 def as_data(value: object) -> Markup:

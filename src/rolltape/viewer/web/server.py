@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import KeyNameError, RolltapeError, StepMissingError
 from rolltape.key import check_name
+from rolltape.reader.run import looking
 from rolltape.reader.visible import visible
 from rolltape.steps import as_step
+from rolltape.tape.summary import amount
 from rolltape.viewer.library import Library, missing
 from rolltape.viewer.web import assets
 from rolltape.viewer.web.charts import summary_charts
@@ -27,6 +29,7 @@ except ImportError as error:
     raise missing(error, "view") from error
 
 if TYPE_CHECKING:
+    from rolltape.viewer.comparisons import Comparisons
     from rolltape.viewer.series import Series
 
 log = logging.getLogger("rolltape")
@@ -55,6 +58,7 @@ class Viewer:
         self._follow = follow
         self._lock = threading.Lock()
         self._series: dict[tuple[int, str, str], Series] = {}
+        self._comparisons: Comparisons | None = None
         self._warm = False
         self._files = assets.load()
         self.notice = assets.notice(self._files)
@@ -63,9 +67,9 @@ class Viewer:
         both = "{left:number}/{right:number}"
         compare = self._page(lambda at, q: self._pages.compare(**at, split=q.get("split")))
         sample = self._page(lambda at, q: self._pages.sample(**at))
-        compare_sample = self._page(lambda at, q: self._pages.compare_sample(**at))
+        compare_sample = self._page(self._compare_sample)
         routes = [
-            Route("/", self._index),
+            Route("/", self._index(self._page(lambda at, q: self._pages.index()))),
             Route("/state", self._state),
             Route("/static/{name}", self._file),
             Route(f"/t/{where}", self._page(lambda at, q: self._pages.overview(at["tape"], q.get("split")))),
@@ -74,7 +78,12 @@ class Viewer:
             Route(f"/c/{both}", compare),
             Route(f"/c/{both}/{named}", self._page(lambda at, q: self._pages.compare_step(**at))),
             Route(f"/c/{both}/{named}/{{sample:number}}", compare_sample),
-            Route(f"/series/{where}/{{split}}/{{stage}}", self._summaries),
+            Route("/o", self._page(lambda at, q: self._pages.overlay(self._chosen(q), q.get("split")))),
+            Route("/matrix", self._page(lambda at, q: self._pages.matrix(self._chosen(q)))),
+            Route(f"/size/{where}", self._data(self._size)),
+            Route(f"/report/{both}", self._data(lambda at: self._compared(at, self._pages.report))),
+            Route(f"/verdict/{both}", self._data(lambda at: self._compared(at, self._pages.verdict))),
+            Route(f"/series/{where}/{{split}}/{{stage}}", self._data(self._summaries)),
         ]
         missing = {404: lambda request, error: self._problem("There is no such page", "", 404)}
         self.app = Guard(Starlette(routes=routes, exception_handlers=missing), token=token)
@@ -82,12 +91,22 @@ class Viewer:
     def _page(self, make: Callable[[dict[str, Any], Any], Page]) -> Callable[[Request], Response]:
         """A route that makes a page of what its address names."""
 
+        def whole(at: dict[str, Any], query: Any) -> Response:
+            with self._lock:
+                page = make(at, query)
+            return self._whole(page, 200)
+
+        return self._answering(whole)
+
+    def _data(self, make: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Request], Response]:
+        """A route that answers a page's script."""
+        return self._answering(lambda at, query: JSONResponse(make(at)))
+
+    def _answering(self, make: Callable[[dict[str, Any], Any], Response]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
             try:
-                at = self._named(request.path_params)
-                with self._lock:
-                    page = make(at, request.query_params)
-                return self._whole(page, 200)
+                with looking():
+                    return make(self._named(request.path_params), request.query_params)
             except (StepMissingError, KeyNameError, IndexError) as error:
                 return self._problem("This is not on the tape", str(error), 404)
             except RolltapeError as error:
@@ -108,15 +127,52 @@ class Viewer:
         for name in ("tape", "left", "right"):
             if name in params and not 0 <= params[name] < len(self._library.runs):
                 raise IndexError(f"there is no tape {params[name]}; they are numbered from 0")
+        if "left" in params:
+            left, right = self._library.ordered(params["left"], params["right"])
+            return params | {"left": left, "right": right}
         return dict(params)
 
     def _step(self, at: dict[str, Any], query: Any) -> Page:
         return self._pages.step(**at, words=query.get("q", ""), regex=query.get("regex") == "1")
 
-    def _index(self, request: Request) -> Response:
-        if len(self._library.runs) == 1:
-            return RedirectResponse("/t/0", 302)
-        return self._whole(self._pages.index(), 200)
+    def _compare_sample(self, at: dict[str, Any], query: Any) -> Page:
+        token = query.get("token", "")
+        wanted = int(token) if token.isascii() and token.isdecimal() and len(token) < 19 else None
+        return self._pages.compare_sample(**at, by=query.get("by", ""), token=wanted)
+
+    def _chosen(self, query: Any) -> list[int]:
+        """The runs that an address names, as ``on=0,2`` or ``on=0&on=2``; all of them without that."""
+        parts = [part for one in query.getlist("on") for part in one.split(",") if part]
+        if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+            raise IndexError("runs are named by their numbers, as in ?on=0,2")
+        found = list(dict.fromkeys(map(int, parts))) or list(range(len(self._library.runs)))
+        for at in found:
+            self._named({"tape": at})
+        return found
+
+    def _size(self, at: dict[str, Any]) -> dict[str, Any]:
+        """How large a tape is: every file of it is asked, which the index does not wait for."""
+        size = sum(stat.size for stat in self._library.runs[at["tape"]].storage.everything())
+        return {"part": amount(size), "value": size}
+
+    def _compared(self, at: dict[str, Any], made: Callable[..., Any]) -> dict[str, Any]:
+        """What a comparison says, as a part of a page; how far it is while it goes on."""
+        from rolltape.viewer.comparisons import Comparisons
+
+        with self._lock:
+            self._comparisons = self._comparisons or Comparisons(self._library)
+            asked = self._comparisons.ask(**at)
+            if asked.report is None and not asked.problem:
+                return {"done": asked.done, "steps": asked.total}
+            return {"part": made(**at, asked=asked)}
+
+    def _index(self, all_runs: Callable[[Request], Response]) -> Callable[[Request], Response]:
+        """The first page: all runs, or the one that there is."""
+
+        def endpoint(request: Request) -> Response:
+            return RedirectResponse("/t/0", 302) if len(self._library.runs) == 1 else all_runs(request)
+
+        return endpoint
 
     def _state(self, request: Request) -> Response:
         with self._lock:
@@ -128,28 +184,18 @@ class Viewer:
             return self._problem("There is no such page", "", 404)
         return Response(self._files[name], media_type=KINDS[name.rsplit(".", 1)[-1]])
 
-    def _summaries(self, request: Request) -> Response:
+    def _summaries(self, at: dict[str, Any]) -> dict[str, Any]:
+        """What the recordings of a stage add up to, as far as that is known."""
         from rolltape.viewer.series import Series
 
-        try:
-            at = self._named(request.path_params)
-            tape, split, stage = at["tape"], at["split"], at["stage"]
-            with self._lock:
-                base = self._library.baseline(tape)
-                steps = self._library.runs[tape].steps(stage, split)
-                if not steps and base is not None:
-                    steps = self._library.runs[base].steps(stage, split)
-                where = tape, split, stage
-                series = self._series.setdefault(where, Series(self._library, *where))
-            known, done = series.advance(steps)
-        except (RolltapeError, IndexError) as error:
-            return self._problem("This is not on the tape", str(error), 404)
-        except Exception as error:
-            log.error("%s: %s", request.url.path, visible(f"{type(error).__name__}: {error}"))
-            return self._problem("This cannot be shown", f"{type(error).__name__}: {error}", 500)
+        where = tape, split, stage = at["tape"], at["split"], at["stage"]
+        with self._lock:
+            steps = self._library.source(tape, split, stage).steps(stage, split)
+            series = self._series.setdefault(where, Series(self._library, *where))
+        known, done = series.advance(steps)
         href = self._pages.url("t", tape, split, stage) + "/{}"
         charts = [chart.as_json() for chart in summary_charts(known, href)]
-        return JSONResponse({"charts": charts, "known": len(known), "steps": len(steps), "done": done})
+        return {"charts": charts, "known": len(known), "steps": len(steps), "done": done}
 
     def _whole(self, page: Page, status: int) -> Response:
         version = self._library.version() if self._follow else ""

@@ -7,8 +7,8 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
 from rolltape.errors import StepMissingError
-from rolltape.reader.step_roles import main_stage
 from rolltape.steps import StepSelector
+from rolltape.viewer.comparisons import Comparisons
 from rolltape.viewer.library import Library
 from rolltape.viewer.series import Series
 from rolltape.viewer.step_view import StepView
@@ -53,7 +53,8 @@ def _pages(
         raise StepMissingError(f"no step of {steps} is on the tape", where=library.runs[0].location)
     done = 0
     if len(library.runs) > 1:
-        yield "/", pages.index()
+        sizes = [sum(stat.size for stat in run.storage.everything()) for run in library.runs]
+        yield "/", pages.index(sizes)
     for at, split, stage, some in chosen:
         summaries, _ = Series(library, at, split, stage).advance(some, float("inf"))
         if split == library.runs[at].splits[0]:
@@ -67,30 +68,40 @@ def _pages(
             done += 1
             progress(done, total)
     for other in range(1, len(library.runs)):
-        yield _path(pages, "c", 0, other), pages.compare(0, other, None)
+        pair = library.ordered(0, other)
+        report = pages.report(*pair, Comparisons(library).wait(*pair))
+        yield _path(pages, "c", *pair), pages.compare(*pair, None, report)
         for at, split, stage, some in chosen:
             for step in some if at == 0 else ():
-                if step in library.runs[other].steps(None, split):
-                    yield from _compared(library, pages, other, split, stage, step)
+                if step in library.runs[other].steps(None, split) and _on_both(
+                    library, pair, split, stage, step
+                ):
+                    yield from _compared(library, pages, pair, split, stage, step)
 
 
 def _compared(
-    library: Library, pages: Pages, other: int, split: str, stage: str, step: int
+    library: Library, pages: Pages, pair: tuple[int, int], split: str, stage: str, step: int
 ) -> Iterator[tuple[str, Page]]:
-    yield _path(pages, "c", 0, other, split, stage, step), pages.compare_step(0, other, split, stage, step)
-    for sample in range(len(StepView(library, 0, split, stage, step).main)):
-        page = pages.compare_sample(0, other, split, stage, step, sample)
-        yield _path(pages, "c", 0, other, split, stage, step, sample), page
+    yield _path(pages, "c", *pair, split, stage, step), pages.compare_step(*pair, split, stage, step)
+    for sample in range(len(StepView(library, pair[0], split, stage, step).main)):
+        page = pages.compare_sample(*pair, split, stage, step, sample)
+        yield _path(pages, "c", *pair, split, stage, step, sample), page
+
+
+def _on_both(library: Library, pair: tuple[int, int], split: str, stage: str, step: int) -> bool:
+    """Whether both runs have the step of a stage: two of different trainers need not."""
+    return all(library.source(at, split, stage).files(stage, split).at(step) for at in pair)
 
 
 def _chosen(library: Library, tape: int, steps: StepSelector) -> Iterator[tuple[str, str, Sequence[int]]]:
     """The main stage of every split, and those of its steps that are asked for."""
-    base, run = library.baseline(tape), library.runs[tape]
+    run = library.runs[tape]
     for split in run.splits:
-        source = run if base is None else library.runs[base]
-        if there := source.stages(split):
-            stage, recorded = main_stage(there), set(run.steps(None, split))
-            found = [step for step in source.steps(stage, split) if step in steps and step in recorded]
+        stage = library.main_stage(tape, split)
+        if stage is not None:
+            recorded = set(run.steps(None, split))
+            there = library.source(tape, split, stage).steps(stage, split)
+            found = [step for step in there if step in steps and step in recorded]
             yield split, stage, found
 
 
