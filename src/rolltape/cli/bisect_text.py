@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rolltape.bisecting import Commit, Difference, FoundCommit, FoundFlags, Outcome, Trial, Tried
 from rolltape.cli.output import Screen, complain, no_command
+from rolltape.cli.progress import bar_on_stderr
 from rolltape.reader.wording import brief, counted, moment, seconds
 from rolltape.rich_text import shown
 
@@ -44,17 +45,15 @@ class Shown:
 @contextmanager
 def watching() -> Iterator[Shown]:
     """Somebody to be told how a search goes: on stderr, and only notes where that is no terminal."""
-    screen = Screen(stderr=True)
-    columns = (
+    with bar_on_stderr(
         progress.SpinnerColumn(),
         progress.TextColumn("{task.description}", markup=False),
         progress.TimeElapsedColumn(),
         progress.TextColumn("{task.fields[left]}", markup=False, style="dim"),
-    )
-    with progress.Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+    ) as bar:
         yield Shown(bar)
-    if screen.is_terminal:
-        screen.print()
+    if not bar.disable:
+        bar.console.print()
 
 
 def _left(left: int | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rich import progress
 
@@ -14,7 +14,7 @@ from rolltape.reader.visible import visible
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
     """A bar on stderr, where that is a terminal; told what is done, of how many, and what comes next."""
-    with _bar(
+    with bar_on_stderr(
         progress.BarColumn(),
         progress.MofNCompleteColumn(),
         progress.TimeRemainingColumn(),
@@ -32,13 +32,18 @@ def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
 def step_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """The same for a command that only counts; told what is done, and of how much."""
     text = progress.TextColumn("{task.description}", markup=False)
-    with _bar(
+    with bar_on_stderr(
         text, progress.BarColumn(), progress.TaskProgressColumn(), progress.TimeRemainingColumn()
     ) as bar:
         task = bar.add_task(visible(what), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _bar(*columns: progress.ProgressColumn) -> progress.Progress:
+@contextmanager
+def bar_on_stderr(*columns: progress.ProgressColumn) -> Iterator[progress.Progress]:
+    """Some of rich's columns on stderr; where that is no terminal, nothing is written at all."""
     screen = Screen(stderr=True)
-    return progress.Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
+    watched = screen.is_terminal
+    bar = progress.Progress(*columns, console=screen, transient=True, disable=not watched)
+    with bar if watched else nullcontext():  # older releases of rich end a disabled one with an empty line
+        yield bar
