@@ -1,4 +1,4 @@
-"""The results of trials that are kept: what is none of ours is as good as not there, and is never waited for."""
+"""The results of trials that are kept: what is none of ours is as good as not there, and not waited for."""
 
 from __future__ import annotations
 

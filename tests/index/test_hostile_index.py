@@ -1,5 +1,7 @@
-"""An index that was made to do harm, and recordings that say odd things of themselves: answers are those of the
-recordings or none, and what cannot be read is an error of ours that names it."""
+"""An index that was made to do harm, and recordings that say odd things of themselves.
+
+Answers are those of the recordings or none, and what cannot be read is an error of ours that names it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 import rolltape
-from rolltape.errors import CorruptFileError
+from rolltape.errors import RolltapeError
 from rolltape.index import SampleIndex, index_building, index_part
 from rolltape.index.index_building import build_index, check_index
 from tests.fuzz.mutation import flip, mutate
@@ -88,11 +90,8 @@ def test_what_lies_in_the_place_of_an_index_leads_to_no_other_answer(
     found = replayed(tmp_path / "t", generation, ["bb2", "a0"])
     check_answer(found, generation, ["bb2", "a0"], 8)
     run = rolltape.open(tmp_path / "t")
-    for ask in (check_index, build_index):
-        try:
-            ask(run)
-        except rolltape.RolltapeError as error:
-            assert "samples.index" in str(error.where), error
+    named_or_none(lambda: check_index(run), "samples.index")
+    named_or_none(lambda: build_index(run), "samples.index")
     assert other.read_bytes() == before, "nothing is followed out of the tape"
 
 
@@ -158,19 +157,22 @@ def test_what_a_recording_says_of_its_prompts_may_be_anything(
     file.write_bytes(resealed(file.read_bytes(), change))
     run = rolltape.open(tmp_path / "t")
     for _ in range(2):
-        with_errors(lambda: SampleIndex(run).samples_of("a0"), file)
-        with_errors(lambda: check_index(run), file)
+        named_or_none(lambda: SampleIndex(run).samples_of("a0"), str(file))
+        named_or_none(lambda: check_index(run), str(file))
         part_of(tmp_path / "t").unlink()
-        with_errors(lambda: build_index(run), file)
+        named_or_none(lambda: build_index(run), str(file))
     found = replayed(tmp_path / "t", generation, ["bb2", "a2"])
     check_answer(found, generation, ["bb2", "a2"], 8)
 
 
-def with_errors(ask: Callable[[], Any], file: Path) -> None:
+def named_or_none(ask: Callable[[], Any], name: str) -> None:
+    """What goes wrong is an error of ours that says where."""
+    where = name
     try:
         ask()
-    except CorruptFileError as error:
-        assert str(error.where) == str(file)
+    except RolltapeError as error:
+        where = str(error.where)
+    assert name in where
 
 
 def test_odd_values_of_samples_are_indexed_without_them(tmp_path: Path) -> None:

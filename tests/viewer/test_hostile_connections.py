@@ -59,7 +59,11 @@ def test_a_cookie_does_not_hold_the_viewer_up(server, cookie):
 def test_a_cookie_among_others_is_found(server):
     with httpx.Client(base_url=server) as client:
         proof = client.get(f"/t/0?token={TOKEN}").cookies["rolltape-token"]
-    for cookie in (f"a=b; rolltape-token={proof}; c", f"rolltape-token={proof}", f'x="y;rolltape-token={proof}'):
+    for cookie in (
+        f"a=b; rolltape-token={proof}; c",
+        f"rolltape-token={proof}",
+        f'x="y;rolltape-token={proof}',
+    ):
         assert httpx.get(f"{server}/t/0", headers={"cookie": cookie}).status_code == 200
     for cookie in (f"xrolltape-token={proof}", f"rolltape-token={proof}0", f"rolltape-token={proof[:-1]}"):
         assert httpx.get(f"{server}/t/0", headers={"cookie": cookie}).status_code == 403

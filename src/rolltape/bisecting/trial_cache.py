@@ -16,7 +16,6 @@ from pathlib import Path
 
 from rolltape.bisecting.trial import Trial
 
-
 LARGEST = 2**20
 """Bytes of a result: the end of what a command printed is the most of it."""
 

@@ -45,7 +45,7 @@ def lines_of(text: bytes) -> Iterator[tuple[int, bytes | memoryview]]:
 
 
 def parse_line(line: bytes | memoryview | str) -> Any:
-    """What a line without a checksum says; a ValueError or RecursionError where it is no JSON, or too long."""
+    """What a line without a checksum says; ValueError or RecursionError if it is no JSON, or too long."""
     if len(line) > LONGEST or isinstance(line, memoryview):
         raise ValueError(f"it has {len(line):,} bytes; the longest has {LONGEST:,}")
     return json.loads(line)
