@@ -39,10 +39,10 @@ def command(tape: str | None) -> Exit:
         try:
             storage = SpooledStorage(ObjectStorage(url), spool)
             taken = storage.adopt()
-        except RolltapeError as error:
+        except RolltapeError as refused:
             if tape:
                 raise
-            complain(f"{visible(url)}: {error}")
+            complain(f"{visible(url)}: {refused}")
             left_over = True
             continue
         left = storage.settle(seconds(DEADLINE))
