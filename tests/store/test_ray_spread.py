@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import shutil
@@ -12,7 +11,6 @@ import threading
 from dataclasses import asdict
 from pathlib import Path
 
-import psutil
 import pytest
 import ray
 
@@ -26,8 +24,8 @@ from rolltape.ray.node_work import NodeWork, Sight, check_node
 from rolltape.reader.integrity import inspect
 from rolltape.storage import storage_at
 from rolltape.verify.report.report import to_json
-from rolltape.verify.rules.noise_floor import Floor, write_floor
 from tests.cli_tapes import command, run
+from tests.listening import assert_ray_is_of_this_machine_alone, is_of_this_machine_alone
 from tests.object_servers.fixtures import forget_credentials
 from tests.object_servers.s3 import BUCKET
 from tests.spread_tapes import CANDIDATES, MINE, RERUNS, make_tapes
@@ -69,21 +67,6 @@ def test_a_comparison_is_the_same_on_a_cluster(cluster, tapes, candidate, code):
     here, there = both_ways("diff", tapes / "base", tapes / candidate, "--json")
     assert here == there
     assert here[2] == code
-
-
-@pytest.mark.parametrize("name", ["train/metrics.jsonl", "noise.json"])
-def test_notes_of_another_tape_are_refused_on_a_cluster_too(cluster, tapes, tmp_path, name):
-    shutil.copytree(tapes / "base", tmp_path / "mine")
-    with rolltape.Tape(tmp_path / "other", mode="record") as tape, tape.step(0):
-        tape.log({"said": "MARK-other"})
-    write_floor(storage_at(str(tmp_path / "other")), Floor(2, "MARK-other", ("x",), {}))
-    (tmp_path / "mine" / name).write_bytes((tmp_path / "other" / name).read_bytes())
-    for words in (["diff", tmp_path / "mine", tapes / "wrong", "--json"], ["check", tmp_path / "mine"]):
-        here, there = both_ways(*words)
-        assert here == there
-        assert here[2] != 0
-        assert name in here[0] + here[1]
-        assert "MARK-other" not in here[0] + here[1]
 
 
 def test_a_gate_and_a_choice_of_steps_hold_on_a_cluster(cluster, tapes, tmp_path):
@@ -201,18 +184,8 @@ def test_an_error_of_a_worker_is_raised_here(cluster, tapes):
 
 
 def test_nobody_but_this_machine_can_reach_the_cluster_of_these_tests(cluster):
-    address = ipaddress.ip_address(cluster.address.rpartition(":")[0])
-    assert address.is_loopback
-    listening = {
-        (one.name(), connection.laddr.ip)
-        for one in psutil.Process().children(recursive=True)
-        for connection in one.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN and one.name() != "weed"
-    }
-    assert {"gcs_server", "raylet"} <= {name for name, _ in listening}
-    assert [
-        one for one in listening if not ipaddress.ip_address(one[1].removeprefix("::ffff:")).is_loopback
-    ] == []
+    assert is_of_this_machine_alone(cluster.address.rpartition(":")[0])
+    assert_ray_is_of_this_machine_alone()
 
 
 def test_another_cluster_than_the_one_in_use_is_refused(cluster):
