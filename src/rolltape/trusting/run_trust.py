@@ -177,7 +177,8 @@ def trust(
     for one in spread.over(MeasureSteps(sides, seed), wanted, sides.tapes):
         found.append(one)
         progress(len(found), len(wanted))
-    return joined(ours.path, None if theirs is None else theirs.path, found, seed)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return joined(ours.path, None if theirs is None else theirs.path, found, seed)
 
 
 def _opened(tape: Tape) -> Run:
