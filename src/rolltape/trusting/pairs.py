@@ -14,7 +14,6 @@ import numpy as np
 from rolltape.cached import cached_property
 from rolltape.errors import BatchError
 
-
 LARGEST = float(np.finfo(np.float32).max)
 """What is larger comes from no model, and its square is no number."""
 
