@@ -371,8 +371,8 @@ def _ramp(out: np.ndarray, entry: StoredColumn, source: Source) -> None:
 def _clipped(rows: np.ndarray, lasts: np.ndarray) -> np.ndarray:
     """Numbers from 0 to the last of each row, in place.
 
-    numpy uses vector instructions where both sides are arrays, and in ``clip`` where a bound is one number: it
-    works on longer rows one at a time, on shorter ones together. The other way it takes several times as long.
+    numpy uses vector instructions where both sides are arrays, and in ``clip`` where a bound is one number:
+    it works on longer rows one at a time, on shorter ones together. The other way takes several times as long.
     """
     if 2 * rows.shape[1] > np.getbufsize():
         return np.clip(rows, 0, lasts, out=rows)
