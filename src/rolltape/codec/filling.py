@@ -7,6 +7,7 @@ is a small part of the file, in memory that is used again for the next part.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -63,7 +64,7 @@ class Filling:
                     for name, found in known.items()
                 },
                 samples=part[-1].stop - part[0].start,
-                small={}, _bounds={}, _checked=set(), _masks={},
+                small={}, _bounds={}, _checked=set(), _masks={}, _lock=threading.Lock(),
             )
             for part in self._parts
         ]  # fmt: skip
