@@ -13,6 +13,10 @@ from rolltape.codec.header import StoredColumn
 from rolltape.reader.sample_fields import choose_fields
 
 
+TRUNCATED = ("length", "max_tokens", "truncated")
+"""Finish reasons, in lower case, of responses that were cut at their longest."""
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnOf:
     """One column of one stage."""
