@@ -52,8 +52,9 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Action", "Batch", "Decision", "Key", "MatchLevel", "Mode", "OnError", "OnMiss", "Overwrite",
-    "Pool", "Recording", "Report", "Run", "Settings", "StepSelector", "Summary", "Tape", "Trust", "__version__",
-    "compare", "deterministic", "open", "pool", "register_adapter", "register_role", "serve", "trust",
+    "Pool", "Recording", "Report", "Run", "Settings", "StepSelector", "Summary", "Tape", "Trust",
+    "__version__", "compare", "deterministic", "open", "pool", "register_adapter", "register_role", "serve",
+    "trust",
     *errors.__all__,
 ]  # fmt: skip
 

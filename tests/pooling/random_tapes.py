@@ -42,7 +42,7 @@ class Known:
 
 
 def make_tapes(folder: Path, seed: int) -> tuple[list[Path], list[Known]]:
-    """Up to two tapes with a few steps and calls each; rows padded or as lists, rewards here or in a stage."""
+    """Up to two tapes of a few steps and calls; rows padded or as lists, rewards here or in a stage."""
     draw = random.Random(seed)
     tapes, known = [], []
     for at in range(draw.randint(1, 2)):
@@ -114,7 +114,9 @@ def _uids(rows: list[Known]) -> list[str]:
     return [f"{row.marker}" for row in rows]
 
 
-def _columns(rows: list[Known], padded: bool, rewards: random.Random | None, versions: bool) -> dict[str, Any]:
+def _columns(
+    rows: list[Known], padded: bool, rewards: random.Random | None, versions: bool
+) -> dict[str, Any]:
     logprobs = [np.frombuffer(row.logprobs, np.float32) for row in rows]
     found: dict[str, Any] = {
         "uid": _uids(rows), "prompt": [row.prompt for row in rows],

@@ -153,5 +153,7 @@ def test_batches_keep_together_what_belongs_together(tmp_path: Path, together: s
                 assert sum(map(len, homes)) == len(set(prompts.values())), "a prompt is in one batch"
         whole = [len(b) for b in pool.batches(4, together=None, drop_last=True)]
         assert whole == [4] * (len(known) // 4)
-    orders = {tuple(b.facts["uid"][0].as_py() for b in pool.batches(1, seed=s, together=None)) for s in range(5)}
+    orders = {
+        tuple(b.facts["uid"][0].as_py() for b in pool.batches(1, seed=s, together=None)) for s in range(5)
+    }
     assert len(orders) > 1 or len(known) < 3

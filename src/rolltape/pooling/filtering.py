@@ -22,8 +22,8 @@ from rolltape.index.index_rows import RecordedSamples
 from rolltape.index.pass_rates import PASSED
 from rolltape.index.sample_index import SampleIndex
 from rolltape.key import Key
-from rolltape.pooling.pool import Pool, pool
 from rolltape.pooling.sample_facts import in_order, index_rows, same_samples
+from rolltape.pooling.sample_pool import Pool, pool
 from rolltape.reader.run import Run
 from rolltape.steps import ALL_STEPS, StepSelector
 from rolltape.storage import Storage, is_url, storage_at
@@ -176,7 +176,9 @@ def _prompts(found: Pool, *, as_text: bool) -> dict[str, Any]:
         "samples": np.bincount(places, minlength=len(order)).astype(np.int64),
         "scored": scored.astype(np.int64),
         "mean_reward": pa.array(mean, pa.float64()) if as_text else mean,
-        "pass_rate": firsts._table["pass_rate"].combine_chunks() if as_text else firsts._table["pass_rate"].to_pylist(),
+        "pass_rate": firsts._table["pass_rate"].combine_chunks()
+        if as_text
+        else firsts._table["pass_rate"].to_pylist(),
         "group_size": firsts._table["group_size"].to_numpy(),
         "first_step": np.array([_least(found, places, at) for at in range(len(order))], np.int64),
     }
@@ -189,7 +191,9 @@ def _least(found: Pool, places: np.ndarray, at: int) -> int:
 def _text(prompt: Any) -> str | None:
     """A prompt as text; chats, ids and anything else as JSON."""
     for name in ("text", "messages", "token_ids"):
-        value = None if prompt is None or isinstance(prompt, (str, list, dict)) else getattr(prompt, name, None)
+        value = (
+            None if prompt is None or isinstance(prompt, (str, list, dict)) else getattr(prompt, name, None)
+        )
         if value is not None and len(value):
             prompt = value
             break

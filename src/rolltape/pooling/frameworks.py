@@ -11,7 +11,7 @@ import numpy as np
 from rolltape.errors import MissingDependencyError
 
 if TYPE_CHECKING:
-    from rolltape.pooling.pool import Pool
+    from rolltape.pooling.sample_pool import Pool
 
 
 def library(name: str, for_what: str, install: str) -> Any:

@@ -1,4 +1,4 @@
-"""The recordings of a pool, each opened when a row of it is used, and compared with what the index said of it."""
+"""The recordings of a pool, each opened when a row of it is used, and compared with what its index said."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ class Opened:
     def arrow(self, rows: np.ndarray, schema: pa.Schema) -> pa.Table:
         """The columns of a schema for some rows, in this order."""
         starts = np.unique(rows // PIECE) * PIECE
-        pieces = [arrow_rows(self.table.piece(self.stored, int(at), schema.names), schema, ()) for at in starts]
+        pieces = [
+            arrow_rows(self.table.piece(self.stored, int(at), schema.names), schema, ()) for at in starts
+        ]
         offsets = np.searchsorted(starts, rows - rows % PIECE) * PIECE + rows % PIECE
         return pa.concat_tables(pieces).take(pa.array(offsets)) if pieces else schema.empty_table()
 

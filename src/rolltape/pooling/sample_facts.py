@@ -107,7 +107,7 @@ def tokenizer_of(run: Run) -> str | None:
 def gather(runs: Sequence[Run], selection: Selection) -> Facts:
     """What is known of the samples of these tapes, in the order of tapes, splits, steps, calls and rows."""
     facts = Facts(FACTS.empty_table(), [])
-    tables = []
+    tables: list[pa.Table] = []
     tokenizers = [tokenizer_of(run) for run in runs]
     several = len({one for one in tokenizers if one is not None}) > 1
     for at, run in enumerate(runs):
@@ -159,7 +159,9 @@ def index_rows(index: SampleIndex, steps: StepSelector) -> pa.Table:
     rows = pa.concat_tables(tables).combine_chunks()
     there = rows["step"].unique().to_pylist()
     kept = [step for step in there if step in steps]
-    return rows if len(kept) == len(there) else rows.filter(pc.is_in(rows["step"], pa.array(kept, pa.int64())))
+    return (
+        rows if len(kept) == len(there) else rows.filter(pc.is_in(rows["step"], pa.array(kept, pa.int64())))
+    )
 
 
 def _in_order(paths: Sequence[str]) -> list[tuple[str, Key]]:
@@ -196,9 +198,7 @@ def same_samples(rows: pa.Table, others: pa.Table) -> np.ndarray:
     """
     known = {who: at for at, who in enumerate(_who(others))}
     here, there = (Counter(table["step"].to_pylist()) for table in (rows, others))
-    found = [
-        known.get(who, -1) if who[1] or here[who[0]] == there[who[0]] else -1 for who in _who(rows)
-    ]
+    found = [known.get(who, -1) if who[1] or here[who[0]] == there[who[0]] else -1 for who in _who(rows)]
     return np.array(found, np.int64)
 
 
@@ -225,9 +225,11 @@ def _facts_of(
     ranks = np.array([key.rank for key in keys], np.int32)
     tokens = [rows[name].cast(pa.int64()) for name in ("prompt_tokens", "response_tokens")]
     finish = pc.utf8_lower(rows["finish"])
-    truncated = pc.if_else(pc.is_valid(finish), pc.is_in(finish, pa.array(TRUNCATED)), pa.scalar(None, pa.bool_()))
+    truncated = pc.if_else(
+        pc.is_valid(finish), pc.is_in(finish, pa.array(TRUNCATED)), pa.scalar(None, pa.bool_())
+    )
     digests, uids = rows["prompt"].to_pylist(), rows["uid"].to_pylist()
-    # A uid names a group of its step and tape only: where nothing else says whose a sample is, that is its prompt.
+    # A uid names a group of its step and tape only; where nothing else says whose a sample is, it must do.
     named = {uid: uid_digest(uid) for uid in set(uids)}
     place = f"{whose.tape}\0{whose.split}\0".encode()
     groups = [
@@ -269,4 +271,5 @@ def _grouped(table: pa.Table, passed: float) -> pa.Table:
 def _numbers(column: pa.ChunkedArray) -> np.ndarray:
     """The same values as numbers, counted as they first come."""
     coded = column.combine_chunks().dictionary_encode()
-    return coded.indices.to_numpy().astype(np.int64)
+    numbers: np.ndarray = coded.indices.to_numpy().astype(np.int64)
+    return numbers

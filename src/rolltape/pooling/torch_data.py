@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.utils.data
 
-from rolltape.pooling.pool import Pool
+from rolltape.pooling.sample_pool import Pool
 from rolltape.pooling.training import Training
 
 _ROWS = ("prompt_ids", "response_ids", "response_mask", "logprobs")
@@ -35,7 +35,11 @@ def _tensors(found: Training, pad: int) -> dict[str, Any]:
     return batch | {"uid": list(found.uid)}
 
 
-class PoolDataset(torch.utils.data.Dataset[Any]):
+_Dataset: Any = torch.utils.data.Dataset
+_IterableDataset: Any = torch.utils.data.IterableDataset
+
+
+class PoolDataset(_Dataset):  # type: ignore[misc]
     """An item for each sample: its token rows as tensors, its reward, version and group as numbers."""
 
     def __init__(self, pool: Pool) -> None:
@@ -61,14 +65,12 @@ class PoolDataset(torch.utils.data.Dataset[Any]):
     @staticmethod
     def collate(items: Sequence[dict[str, Any]], pad: int = 0) -> dict[str, Any]:
         """Items as one padded batch: the ``collate_fn`` of a loader."""
-        rows = {
-            name: [item[name].numpy() for item in items] if name in items[0] else None for name in _ROWS
-        }
+        rows = {name: [item[name].numpy() for item in items] if name in items[0] else None for name in _ROWS}
         numbers = {name: np.array([item[name] for item in items]) for name in _NUMBERS}
         return _tensors(Training(**rows, **numbers, uid=[item["uid"] for item in items]), pad)  # type: ignore[arg-type]
 
 
-class PoolBatches(torch.utils.data.IterableDataset[Any]):
+class PoolBatches(_IterableDataset):  # type: ignore[misc]
     """Padded batches of a pool, groups kept together; workers of a loader and ranks take turns."""
 
     def __init__(

@@ -113,7 +113,9 @@ def token_rows(opened: Opened, rows: Sequence[int]) -> TokenRows:
             hint=f"columns: {', '.join(stored)}; rolltape.register_role names yours",
         )
     mask = _masks(opened, response or whole or "", rows, said)
-    scored = next((n for n in columns_with(stored, *LOGPROBS) if stored[n].is_number and _has_rows(opened, n)), None)
+    scored = next(
+        (n for n in columns_with(stored, *LOGPROBS) if stored[n].is_number and _has_rows(opened, n)), None
+    )
     logprobs = None
     if scored is not None:
         found = _cut(opened, scored, rows)
@@ -123,12 +125,19 @@ def token_rows(opened: Opened, rows: Sequence[int]) -> TokenRows:
 
 def _ids(opened: Opened, role: str) -> str | None:
     stored = opened.file.stored_columns
-    return next((n for n in columns_with(stored, role) if _has_rows(opened, n) and "float" not in stored[n].dtype), None)
+    return next(
+        (n for n in columns_with(stored, role) if _has_rows(opened, n) and "float" not in stored[n].dtype),
+        None,
+    )
 
 
 def _has_rows(opened: Opened, name: str) -> bool:
     entry = opened.file.stored_columns[name]
-    return entry.is_row or (entry.kind == "ragged" and not entry.shape) or entry.kind == "array" and entry.shape == (0,)
+    return (
+        entry.is_row
+        or (entry.kind == "ragged" and not entry.shape)
+        or (entry.kind == "array" and entry.shape == (0,))
+    )
 
 
 def _cut(opened: Opened, name: str, rows: Sequence[int]) -> list[np.ndarray]:
@@ -160,25 +169,29 @@ def _apart(opened: Opened, name: str, rows: Sequence[int]) -> tuple[list[np.ndar
 
 
 def _masks(opened: Opened, name: str, rows: Sequence[int], said: list[np.ndarray]) -> list[np.ndarray]:
-    """Which response tokens are trained on."""
-    trained = opened.samples.kept(name, trained=True)
-    tokens = opened.samples.kept(name)
+    """Which response tokens are trained on: all, unless a mask says otherwise."""
+    trained, tokens = opened.samples.kept(name, trained=True), opened.samples.kept(name)
+    width = opened.file.stored_columns[name].width
     found = []
     for at, ids in zip(rows, said, strict=True):
-        mask = np.ones(len(ids), bool)
+        on = np.ones(len(ids), bool)
         if trained is not None:
-            width = opened.file.stored_columns[name].width or int(np.size(trained.parts[at]))
-            on = np.zeros(width, bool)
-            on[trained.parts[at]] = True
+            on = _flags(trained.parts[at], width)
             on = on if tokens is None else on[tokens.parts[at]]
-            mask = on[len(on) - len(ids) :] if len(on) >= len(ids) else mask
-        found.append(mask)
+        found.append(on[len(on) - len(ids) :] if len(on) >= len(ids) else np.ones(len(ids), bool))
     return found
 
 
-def _fitting(
-    opened: Opened, name: str, found: np.ndarray, asked: np.ndarray, said: np.ndarray
-) -> np.ndarray:
+def _flags(part: slice | np.ndarray, width: int) -> np.ndarray:
+    """Places as true and false, one for each of a row."""
+    if isinstance(part, np.ndarray):
+        return np.asarray(part, bool)
+    on = np.zeros(width, bool)
+    on[part] = True
+    return on
+
+
+def _fitting(opened: Opened, name: str, found: np.ndarray, asked: np.ndarray, said: np.ndarray) -> np.ndarray:
     """The log-probs of the response, of a row that may have those of the prompt too."""
     if len(found) == len(said):
         return found

@@ -67,7 +67,7 @@ class Filter:
         """The columns it names."""
         return frozenset(name for term in self.terms for name in _names(term))
 
-    def split(self, known: Collection[str]) -> tuple[Filter | None, Filter | None]:
+    def split(self, known: frozenset[str]) -> tuple[Filter | None, Filter | None]:
         """What these columns decide alone, and what takes others."""
         first = tuple(term for term in self.terms if known >= _names(term))
         rest = tuple(term for term in self.terms if not known >= _names(term))
@@ -75,7 +75,7 @@ class Filter:
         return one, other
 
     def sieve(self, schema: pa.Schema) -> Sieve:
-        """The same for rows with these columns; an error names a column that is not there, or does not fit."""
+        """The same for rows with these columns; an error names one that is not there, or does not fit."""
         for name in sorted(self.names()):
             if name not in schema.names:
                 raise unknown_column(name, schema.names, f"where: {self.text}")
@@ -96,7 +96,9 @@ def parse_filter(text: str) -> Filter:
         node = ast.parse(text.strip().replace("\n", " "), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         at = f" at character {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
-        said = error.msg if isinstance(error, SyntaxError) else "it is nested too deeply, or holds a null byte"
+        said = (
+            error.msg if isinstance(error, SyntaxError) else "it is nested too deeply, or holds a null byte"
+        )
         raise ConfigError(f"where cannot be read{at}: {said}", where=visible(text), hint=EXAMPLE) from None
     _check(node, text, 0)
     return Filter(text.strip(), tuple(_terms(node)))
@@ -169,7 +171,9 @@ def _names(node: ast.expr) -> set[str]:
     found = {node.id} if isinstance(node, ast.Name) else set()
     if isinstance(node, ast.Call):
         return {_column(node)}
-    return found.union(*(_names(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)))
+    return found.union(
+        *(_names(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
+    )
 
 
 def _check(node: ast.expr, text: str, depth: int) -> None:
@@ -209,7 +213,9 @@ def _constant(node: ast.expr, text: str) -> Any:
         value = _constant(node.operand, text)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, (bool, int, float, str))):
+    if isinstance(node, ast.Constant) and (
+        node.value is None or isinstance(node.value, (bool, int, float, str))
+    ):
         value = node.value
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise _refused(node, text, "a number of more than 64 bits")
@@ -364,5 +370,3 @@ def _kind_of_value(value: object) -> str | None:
     if isinstance(value, bool):
         return "truth"
     return "text" if isinstance(value, str) else "a number"
-
-

@@ -18,15 +18,17 @@ from rolltape.steps import StepSelector
 
 @click.command("filter", short_help="Write the samples or prompts that match.", context_settings=HELP)
 @click.argument("tapes", metavar="TAPE...", nargs=-1, required=True, type=TapePath())
-@click.option("--where", metavar="EXPR", help="What a sample must be, as in 'reward > 0.9 and not truncated'.")
+@click.option(
+    "--where", metavar="EXPR", help="What a sample must be, as in 'reward > 0.9 and not truncated'."
+)
 @click.option("--to", "out", required=True, type=TapePath(), help="The tape or the .parquet file to make.")
 @click.option("--samples/--prompts", "samples", default=True, help="Write the samples that match, or the "
               "prompts that have some.  [default: samples]")  # fmt: skip
 @click.option("--format", "form", type=click.Choice(FORMATS), help="What to write; by default as --to ends.")
 @click.option("--unique", type=click.Choice(UNIQUE), help="Only the first sample of each prompt, or of each "
               "prompt and response.")  # fmt: skip
-@click.option("--passed", type=float, default=1.0, show_default=True, help="The reward from which on a sample "
-              "has passed, for pass_rate.")  # fmt: skip
+@click.option("--passed", type=float, default=1.0, show_default=True, help="The reward from which on a "
+              "sample has passed, for pass_rate.")  # fmt: skip
 @steps_filter
 @click.option("--stage", type=Name(), default="rollout", show_default=True, help="The stage of the samples.")
 @split_filter
@@ -37,10 +39,11 @@ def command(
 ) -> Exit:  # fmt: skip
     """Write the samples of one tape or several for which EXPR is true, or their prompts.
 
-    EXPR compares what is known of a sample: reward, pass_rate, group_size, version, policy, step, split, stage,
-    tape, uid, index, tokens, prompt_tokens, response_tokens, finish, truncated, and recorded columns with one
-    value per sample; with and, or, not, in (…) and is None. What is missing matches nothing. pass_rate is the
-    share of samples of the same prompt that passed, over all TAPEs and --steps. Nothing is written over.
+    EXPR compares what is known of a sample: reward, pass_rate, group_size, version, policy, step, split,
+    stage, tape, uid, index, tokens, prompt_tokens, response_tokens, finish, truncated, and recorded columns
+    with one value per sample; with and, or, not, in (…) and is None. What is missing matches nothing.
+    pass_rate is the share of the samples of a prompt that passed, over all TAPEs and --steps. Nothing is
+    written over.
     """
     what = "samples" if samples else "prompts"
     with progress_bar() as told:

@@ -39,8 +39,8 @@ from rolltape.pooling.recordings import Opened, Recordings
 from rolltape.pooling.sample_facts import FACTS, Facts, Selection, gather, tokenizer_of
 from rolltape.pooling.training import TokenRows, Training, token_rows
 from rolltape.reader.run import Run, looking, open
-from rolltape.reader.sample_filter import Filter, parse_filter, sieve, unknown_column
 from rolltape.reader.sample_fields import choose_fields
+from rolltape.reader.sample_filter import Filter, parse_filter, sieve, unknown_column
 from rolltape.steps import ALL_STEPS, StepSelector
 
 if TYPE_CHECKING:
@@ -219,7 +219,9 @@ class Pool(Sequence[PoolRow]):
         """What takes recorded columns, for the rows that are left."""
         if not len(self):
             for name in where.names() - set(FACTS.names):
-                if name not in (known := Pool(self._facts.table, self._recordings, [], self._facts).schema.names):
+                if name not in (
+                    known := Pool(self._facts.table, self._recordings, [], self._facts).schema.names
+                ):
                     raise unknown_column(name, known, where.text)
             return self
         found = where.sieve(self.schema)
@@ -284,9 +286,7 @@ class Pool(Sequence[PoolRow]):
             places.append(at)
         order = np.argsort(np.concatenate(places), kind="stable")
         found = pa.concat_tables(pieces).take(pa.array(order))
-        return pa.table(
-            {name: self._table[name] if name in FACTS.names else found[name] for name in names}
-        )
+        return pa.table({name: self._table[name] if name in FACTS.names else found[name] for name in names})
 
     def recorded(self, pad: int | None = None) -> Any:
         """These samples as the object that the stage returned, a ``DataProto`` say: each row bit for bit.
@@ -296,7 +296,8 @@ class Pool(Sequence[PoolRow]):
         """
         self._refuse_empty()
         self._refuse_other_tokenizers()
-        pieces, order = [], np.empty(len(self), np.int64)
+        pieces: list[Piece] = []
+        order = np.empty(len(self), np.int64)
         for opened, at in self._recordings.each(self._table):
             order[at] = np.arange(len(at)) + sum(len(piece.rows) for piece in pieces)
             rows = self._table["_row"].to_numpy()[at].tolist()
@@ -466,7 +467,9 @@ def _responses(opened: Opened, rows: Sequence[int]) -> list[Any]:
             return list(token_rows(opened, rows).response_ids)
         except BatchError:  # its log-probs or masks do not fit, or it is text
             pass
-    name = next(iter(columns_with(stored, "response_text", "response_message", "response_ids", "token_ids")), None)
+    name = next(
+        iter(columns_with(stored, "response_text", "response_message", "response_ids", "token_ids")), None
+    )
     if name is None:
         raise BatchError(
             "this recording has no responses to compare",
