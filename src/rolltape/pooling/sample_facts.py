@@ -203,9 +203,10 @@ def same_samples(rows: pa.Table, others: pa.Table) -> np.ndarray:
 
 
 def _rewards_of(rows: pa.Table, others: pa.Table) -> pa.ChunkedArray:
-    """The rewards that another stage has for these samples; None where it has none."""
+    """The rewards that another stage has for these samples; their own where it does not have a sample."""
     at = same_samples(rows, others)
-    return others["reward"].take(pa.array(at, pa.int64(), mask=at < 0))
+    theirs = others["reward"].take(pa.array(at, pa.int64(), mask=at < 0))
+    return pc.if_else(pa.array(at < 0), rows["reward"], theirs)
 
 
 def _who(rows: pa.Table) -> list[tuple[int, str, int, int]]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +39,6 @@ from rolltape.pooling.recordings import Opened, Recordings
 from rolltape.pooling.sample_facts import FACTS, Facts, Selection, gather, tokenizer_of
 from rolltape.pooling.training import TokenRows, Training, token_rows
 from rolltape.reader.run import Run, looking, open
-from rolltape.reader.sample_fields import choose_fields
 from rolltape.reader.sample_filter import Filter, parse_filter, sieve, unknown_column
 from rolltape.steps import ALL_STEPS, StepSelector
 
@@ -368,12 +367,19 @@ class Pool(Sequence[PoolRow]):
         return batch_rows(groups, size, seed, drop_last=drop_last)
 
     def prompts(self) -> list[Any]:
-        """The prompt of each sample, as the stage was given it, else as the recording has it."""
+        """The prompt of each sample: text or a chat where that is recorded, else what the stage was given."""
+        return self._of_each(lambda opened, row: opened.prompt(row))
+
+    def responses(self) -> list[str | None]:
+        """The response of each sample as text; None where its recording has none."""
+        return self._of_each(lambda opened, row: opened.response(row))
+
+    def _of_each(self, ask: Callable[[Opened, int], Any]) -> list[Any]:
         found: list[Any] = [None] * len(self)
+        rows = self._table["_row"].to_pylist()
         for opened, at in self._recordings.each(self._table):
-            prompts = opened.prompts
-            for one in at if prompts is not None else ():
-                found[one] = prompts[self._table["_row"][int(one)].as_py()]  # type: ignore[index]
+            for one in at.tolist():
+                found[one] = ask(opened, rows[one])
         return found
 
     def polars(self, columns: Sequence[str] | None = None) -> Any:
@@ -419,17 +425,6 @@ class Pool(Sequence[PoolRow]):
 
     # -- parts ---------------------------------------------------------------------------------------------
 
-    def texts(self) -> list[str | None]:
-        """The response of each sample as text; None where its recording has none."""
-        found: list[str | None] = [None] * len(self)
-        for opened, at in self._recordings.each(self._table):
-            name = _text_column(opened)
-            for one in at if name is not None else ():
-                row = self._table["_row"][int(one)].as_py()
-                text = opened.samples.cell(name or "", row)
-                found[one] = text if isinstance(text, str) else None
-        return found
-
     def _refuse_empty(self) -> None:
         if not len(self):
             raise BatchError(
@@ -452,11 +447,6 @@ class Pool(Sequence[PoolRow]):
 def _one(tokens: TokenRows, at: int) -> tuple[Any, ...]:
     logprobs = None if tokens.logprobs is None else tokens.logprobs[at]
     return tokens.prompt_ids[at], tokens.response_ids[at], tokens.response_mask[at], logprobs
-
-
-def _text_column(opened: Opened) -> str | None:
-    fields = choose_fields(opened.samples.stored)
-    return next((one.column for one in fields if one.kind == "text" and one.label == "response"), None)
 
 
 def _responses(opened: Opened, rows: Sequence[int]) -> list[Any]:

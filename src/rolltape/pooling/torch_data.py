@@ -31,7 +31,7 @@ _NUMBERS = ("reward", "version", "group", "index", "step")
 def _tensors(found: Training, pad: int) -> dict[str, Any]:
     """A padded batch, with what is known of each sample."""
     batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in found.padded(pad).items()}
-    batch |= {name: torch.from_numpy(np.ascontiguousarray(getattr(found, name))) for name in _NUMBERS}
+    batch |= {name: torch.from_numpy(np.array(getattr(found, name))) for name in _NUMBERS}
     return batch | {"uid": list(found.uid)}
 
 
@@ -56,7 +56,7 @@ class PoolDataset(_Dataset):  # type: ignore[misc]
         found = self.pool.take(list(places)).training()
         rows = {name: getattr(found, name) for name in _ROWS if getattr(found, name) is not None}
         return [
-            {name: torch.from_numpy(np.ascontiguousarray(row[at])) for name, row in rows.items()}
+            {name: torch.from_numpy(np.array(row[at])) for name, row in rows.items()}
             | {name: getattr(found, name)[at].item() for name in _NUMBERS}
             | {"uid": found.uid[at]}
             for at in range(len(found))
