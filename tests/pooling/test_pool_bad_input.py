@@ -257,3 +257,15 @@ def test_what_has_no_tokens_cannot_be_trained_on(tmp_path: Path) -> None:
     wrong = record(tmp_path / "wrong", {0: rows(logprobs=[np.zeros(7), np.zeros(9)])})
     with pytest.raises(rolltape.BatchError, match="7 log-probs for a response of 2 tokens"):
         rolltape.pool(wrong).training()
+
+
+def test_a_tape_that_is_being_recorded(tmp_path: Path) -> None:
+    with rolltape.Tape(tmp_path / "tape", mode="record") as tape:
+        call = tape.stage("rollout")(lambda step: rows(f"u{step}"))
+        for step in range(3):
+            with tape.step(step):
+                call(step)
+            assert len(rolltape.pool(tape)) == 2 * (step + 1), "what was recorded so far"
+    for nothing in (rolltape.Tape(mode="off"), 7, None):
+        with pytest.raises(rolltape.ConfigError, match="is no tape"):
+            rolltape.pool(nothing)  # type: ignore[arg-type]

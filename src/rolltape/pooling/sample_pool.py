@@ -23,7 +23,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,9 +41,7 @@ from rolltape.pooling.training import TokenRows, Training, token_rows
 from rolltape.reader.run import Run, looking, open
 from rolltape.reader.sample_filter import Filter, parse_filter, sieve, unknown_column
 from rolltape.steps import ALL_STEPS, StepSelector
-
-if TYPE_CHECKING:
-    from rolltape.tape import Tape
+from rolltape.tape import Tape
 
 log = logging.getLogger("rolltape")
 
@@ -115,10 +113,10 @@ def _run(tape: Any) -> Run:
         return tape
     if isinstance(tape, (str, os.PathLike)):
         return open(tape)
-    directory = getattr(getattr(tape, "settings", None), "dir", None)
-    if directory is None:
+    if not isinstance(tape, Tape) or tape.dir is None:
         raise ConfigError(f"a {type(tape).__name__} is no tape", hint='rolltape.pool("runs/base")')
-    return open(directory)
+    tape.flush()
+    return open(tape.dir)
 
 
 class PoolRow(Mapping[str, Any]):
