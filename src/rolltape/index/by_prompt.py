@@ -37,7 +37,6 @@ from rolltape.index.answer import Answer, Asked
 from rolltape.index.answer_plan import (
     LiveCall,
     Rest,
-    VersionRule,
     allowed_samples,
     in_recorded_order,
     plan_call,
@@ -48,7 +47,7 @@ from rolltape.index.index_rows import Declared, Known, RecordedSamples, zipped
 from rolltape.index.prompt_key import canonical, prompt_digest
 from rolltape.index.sample_index import Sample, SampleIndex
 from rolltape.key import Key
-from rolltape.policy import Mode, OnMiss
+from rolltape.policy import Mode, OnMiss, VersionRule
 from rolltape.reader.run import open as open_run
 from rolltape.tape.call_arguments import Arguments, Naming
 from rolltape.tape.inputs import Chooser, copy_inputs
@@ -77,13 +76,15 @@ def choose(
     version: str,
     draw: int | None,
     pad: int | None = None,
+    along: str | Sequence[str] | None = None,
 ) -> ByPrompt | None:
     """How a stage is asked; None for the usual way, by its step."""
     if by not in BY:
         raise ConfigError(f"by must be step or prompt, not {by!r}", where="tape.stage(by=…)")
     given = {"prompts": prompts, "n": n, "sampling": sampling, "weights": weights, "first": first}
     if by == "step":
-        meant = [name for name, value in {**given, "draw": draw, "pad": pad}.items() if value is not None]
+        others = {"draw": draw, "pad": pad, "along": along}
+        meant = [name for name, value in {**given, **others}.items() if value is not None]
         if meant or version != "same":
             raise ConfigError(
                 f"{(meant or ['version'])[0]}= says nothing of a stage that is asked by its step",
@@ -99,7 +100,8 @@ def choose(
         raise ConfigError(f"n must be at least 1, not {n}", where="tape.stage(n=…)")
     names = (prompts,) if isinstance(prompts, str) else tuple(prompts)
     drawn = (sampling,) if isinstance(sampling, str) else None if sampling is None else tuple(sampling)
-    return ByPrompt(Declared(names, n, drawn, weights, first), VersionRule.parse(version), draw, pad)
+    beside = (along,) if isinstance(along, str) else tuple(along or ())
+    return ByPrompt(Declared(names, n, drawn, weights, first), VersionRule.parse(version), draw, pad, beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,8 @@ class ByPrompt:
     draw: int | None = None
     pad: int | None = None
     """The padding of token ids, where no mask shows it."""
+    along: tuple[str, ...] = ()
+    """The arguments that have an entry for each prompt, and are no part of it."""
 
     def wrap(
         self,
@@ -147,7 +151,7 @@ class ByPrompt:
 
     def _arguments(self) -> list[str]:
         declared = self.declared
-        named = [*declared.prompts, declared.weights, declared.first, *(declared.sampling or ())]
+        named = [*declared.prompts, declared.weights, declared.first, *(declared.sampling or ()), *self.along]
         if isinstance(declared.n, str):
             named.append(declared.n.partition(".")[0])
         return [name for name in named if name is not None]
@@ -272,7 +276,11 @@ class Answering:
             self.warn_once(one.path, f"{one.path!r} is a {one.kind}, and no part of the sampling")
 
     def _said(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in named.items() if self._how.declared.is_of_sampling(name)}
+        how = self._how
+        return {
+            name: value for name, value in named.items()
+            if how.declared.is_of_sampling(name) and name not in how.along
+        }  # fmt: skip
 
     def policy(self, named: Mapping[str, Any], step: int) -> int:
         """The version of the policy that asks."""
@@ -375,7 +383,7 @@ class Answering:
                 return None
             live = None
             if missing:
-                live = plan_call(missing, asked.n, can_choose=not isinstance(self._how.declared.n, int))
+                live = plan_call(missing, asked.n, can_choose=isinstance(self._how.declared.n, str))
             answer = Answer(self, turn, asked, chosen, live, on_miss is OnMiss.RECORD, own)
             answer.compared = dict(index.compared)
             turn.taken = Taken(answer.samples(), numbers=numbers)
@@ -520,7 +528,7 @@ class Answering:
         """The arguments of the live call for what is missing."""
         declared = self._how.declared
         changed = dict(asked.named)
-        for name in declared.prompts:
+        for name in (*declared.prompts, *self._how.along):
             changed[name] = taken(asked.named[name], live.positions)
         if isinstance(declared.n, str):
             name, _, inner = declared.n.partition(".")
@@ -540,9 +548,11 @@ class Answering:
                 "they have; return a list if they are of samples",
             )
         value, differs = put_together(pieces, order, preferred, self._how.pad)
-        for name in differs:
+        if differs:
+            named = ", ".join(map(repr, differs[:4])) + (", …" if len(differs) > 4 else "")
+            verb = "belongs" if len(differs) == 1 else "belong"
             self.warn_once(
-                name, f"{name!r} belongs to no sample, and differs between recordings; that of one is given"
+                "(whole)", f"{named} {verb} to no sample, and not the same in all recordings; one is given"
             )
         return value
 

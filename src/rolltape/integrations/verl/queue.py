@@ -36,7 +36,7 @@ def score_again(trainer: Any, keys: Sequence[str], fields: Any) -> Any:
             causes=["the reward model runs in the trainer, which scores replayed responses anyway"],
             hint="leave ROLLTAPE_VERL_REWARD unset",
         )
-    rows, columns = conversations(keys), _columns(fields)
+    rows, columns = conversations(keys), columns_of(fields)
     asked = [
         handles[at % len(handles)].compute_score.remote(_question(columns, found))
         for at, found in enumerate(rows)
@@ -81,7 +81,7 @@ def with_scores(fields: Any, results: Sequence[Mapping[str, Any]]) -> Any:
     return fields
 
 
-def _columns(fields: Any) -> dict[str, Sequence[Any]]:
+def columns_of(fields: Any) -> dict[str, Sequence[Any]]:
     """Every field as one value per row."""
     import torch
 
