@@ -100,7 +100,7 @@ class Settings:
     """With ``by="prompt"``: whose samples may answer, ``same``, ``any``, ``nearest`` or ``<= 2 old``."""
 
     draw: int | None = None
-    """With ``by="prompt"``: the seed that picks among more samples than are asked for; ``None``: the first."""
+    """With ``by="prompt"``: the seed that picks of more samples than are asked for; ``None``: the first."""
 
     fingerprint: Mapping[str, object] = field(default_factory=dict)
     """What must match between recording and replay, in named parts."""
@@ -326,7 +326,7 @@ def _read_match(value: object) -> dict[str, MatchLevel]:
     if inner:
         raise ConfigError(
             f"{inner[0]} is only a place in a part of the fingerprint, and can only be ignored",
-            hint=f'write {{"{inner[0]}": "ignore"}}, or {{"{inner[0].partition(".")[0]}": "{found[inner[0]]}"}}',
+            hint=f'write {{"{inner[0]}": "ignore"}}, or name the whole part',
         )
     return found
 

@@ -1,8 +1,9 @@
-"""Real TRL on CPU, asked by its prompts: other data order, other batch size, only what is missing generated."""
+"""Real TRL on CPU, asked by its prompts: another order, another batch size, only what is missing is made."""
 
 from __future__ import annotations
 
 import logging
+from itertools import chain
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ def test_reshuffled_data_at_another_batch_size_generates_what_is_missing_only(
     caplog.set_level(logging.INFO, "rolltape")
     options = {"mode": "auto", "by": "prompt", "version": "any"}
     second, told = train("auto", PROMPTS[:8], 4, 2, options, seed=6)
-    assert sorted(sum(second.asked, [])) == sorted(PROMPTS[6:8] * SAMPLES)
+    assert sorted(chain(*second.asked)) == sorted(PROMPTS[6:8] * SAMPLES)
     assert len(second.asked) <= 2, "one call for what is missing of a step"
     assert (told.by_content, told.generated) == (6 * SAMPLES, 2 * SAMPLES)
     assert "samples answered by content (recorded at steps" in caplog.text
@@ -125,5 +126,5 @@ def test_more_samples_and_another_policy(train) -> None:
         "more", texts, 2, 1, {"mode": "auto", "by": "prompt", "version": "any"},
         num_generations=2 * SAMPLES, per_device_train_batch_size=4 * SAMPLES,
     )  # fmt: skip
-    assert sorted(sum(more.asked, [])) == sorted(texts * SAMPLES)
+    assert sorted(chain(*more.asked)) == sorted(texts * SAMPLES)
     assert (told.by_content, told.generated) == (2 * SAMPLES, 2 * SAMPLES)

@@ -1,4 +1,4 @@
-"""verl asked by its prompts, V0: what ``generate_sequences`` returns, put together in another order and size."""
+"""verl asked by its prompts, V0: what ``generate_sequences`` returns, in another order and size."""
 
 import asyncio
 import logging
@@ -135,4 +135,6 @@ def test_by_can_be_said_in_the_configuration(training, tmp_path, monkeypatch):
     assert len(manager.asked) == 1
     step(3, batch(1, 0))
     assert len(manager.asked) == 2
-    assert np.concatenate(manager.asked).tolist() == ["question 0"] * 2 + ["question 1"] * 4 + ["question 0"] * 2
+    assert (
+        np.concatenate(manager.asked).tolist() == ["question 0"] * 2 + ["question 1"] * 4 + ["question 0"] * 2
+    )

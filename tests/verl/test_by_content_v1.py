@@ -42,7 +42,7 @@ ANY = {"MODE": "auto", "BY": "prompt", "VERSION": "any"}
 
 @pytest.mark.parametrize("recorded_by", ["step", "prompt"])
 def test_other_batches_with_what_is_missing_only(training, caplog, recorded_by):
-    """Prompts 0 to 3 with two trajectories each are recorded; then 1 to 3 and 4 to 6 are asked for, with three."""
+    """Prompts 0 to 3 are recorded with two trajectories each; 1 to 3 and 4 to 6 are asked for, with three."""
     trainer = training(Generator(), {"MODE": "record", "BY": recorded_by})
     tape = {}
     for step in (1, 2):

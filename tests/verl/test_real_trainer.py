@@ -90,11 +90,12 @@ def test_replayed_through_the_environment_alone(recorded):
 
 
 def test_reshuffled_data_at_another_batch_size_generates_what_is_missing_only(recorded, tmp_path):
-    """Twelve of sixteen prompts are on the tape; asked by prompts, the engine generates those of the others."""
+    """Twelve of sixteen prompts are on the tape; the engine generates for the others alone."""
     tape = tmp_path / "tape"
     shutil.copytree(recorded.tape, tape)
     env = {
-        "ROLLTAPE_MODE": "auto", "ROLLTAPE_DIR": str(tape), "ROLLTAPE_BY": "prompt", "ROLLTAPE_VERSION": "any",
+        "ROLLTAPE_MODE": "auto", "ROLLTAPE_DIR": str(tape), "ROLLTAPE_BY": "prompt",
+        "ROLLTAPE_VERSION": "any",
     }  # fmt: skip
     changes = ["data.train_batch_size=8", "data.seed=6", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
     changes += ["trainer.test_freq=-1"]

@@ -10,7 +10,7 @@ import enum
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -32,11 +32,11 @@ class Adapter:
     prompts: Callable[[Any], list[Any]] | None = None
     """The prompts that a value holds, one entry each, for who looks samples up by their content."""
     sample_prompts: SamplePrompts | None = None
-    """The prompt of each sample of a recording that has such a value, as its columns tell it."""
+    """The prompt of each sample of a recording that has such a value in it; None where it cannot be told."""
 
 
-SamplePrompts = Callable[[Callable[[str], "list[Any] | None"], "Mapping[str, Any]"], "list[Any] | None"]
-"""Given the rows of a column by its name, and the recorded arguments of the call."""
+SamplePrompts = Callable[[Callable[[], Any], Mapping[str, Any]], "list[Any] | None"]
+"""Given what reads the recorded value, and the recorded arguments of the call."""
 
 GROUP = "rolltape.adapters"
 """Entry points of modules that register adapters when they are imported. Each has one of two kinds of name:
@@ -68,7 +68,7 @@ def register_adapter(
     replay in a process where the class has not been seen yet. ``name`` is what the tape calls the type;
     a class that moved is found again by the name it was recorded under. ``prompts`` gives the prompts that a
     batch of the type holds, one entry each: samples are found by them (docs/by-content.md). Where a result
-    holds such a value, ``sample_prompts`` gives the prompt of each sample, from columns and arguments.
+    holds such a value, ``sample_prompts`` gives the prompt of each of its samples.
 
     >>> class Money:
     ...     def __init__(self, cents): self.cents = cents

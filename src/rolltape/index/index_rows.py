@@ -102,7 +102,7 @@ def prompt_rows(value: Any) -> list[Any]:
     """The prompts that an argument holds, one entry each; an ``UnsupportedValueError`` for anything else."""
     if isinstance(value, Batch):
         value = value.columns
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping) and len(value):
         columns = {str(name): prompt_rows(column) for name, column in value.items()}
         if len({len(column) for column in columns.values()}) == 1:
             rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -320,17 +320,11 @@ class RecordedSamples:
         for node in self.recording.file.tree.adapted():
             try:
                 told = registry.adapter_named(node.adapter or "").sample_prompts
+                if told is not None:
+                    return told(self.recording.value, self._inputs)
             except (UnknownAdapterError, MissingDependencyError):
                 continue
-            if told is not None:
-                return told(self._column_rows, self._inputs)
         return None
-
-    def _column_rows(self, name: str) -> list[Any] | None:
-        if name not in self.samples.stored:
-            return None
-        column = self.samples.columns[name]
-        return column.values if isinstance(column, ObjectColumn) else list(column.rows())
 
     def _column(self, *roles: str) -> str | None:
         stored = self.samples.stored

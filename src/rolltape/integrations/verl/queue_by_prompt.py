@@ -14,8 +14,8 @@ from rolltape.cached import cached_property
 from rolltape.errors import ConfigError, UnsupportedValueError
 from rolltape.integrations.verl.config import pick
 from rolltape.integrations.verl.options import Rewards
-from rolltape.integrations.verl.prompts import contents
-from rolltape.integrations.verl.queue import Queue, columns_of, score_again
+from rolltape.integrations.verl.prompts import columns_of, contents
+from rolltape.integrations.verl.queue import Queue, score_again
 from rolltape.integrations.verl.session import Session
 
 _NUMBER = "__rollout_n__"
@@ -79,7 +79,8 @@ class QueueByPrompt(Queue):
         def rollout(prompts: Sequence[Any], rows: list[Row], sampling: _Sampling) -> dict[str, Any]:
             return sampling.generate(rows)
 
-        return self.session.by_prompts(rollout)
+        stage: Callable[..., Any] = self.session.by_prompts(rollout)
+        return stage
 
     def _drawn(self, call: int, size: int) -> Any:
         """The prompts of one sample of a step."""
@@ -102,10 +103,9 @@ class _Sampling:
         self._batch = batch
         self._columns = columns_of(batch)
         self._uids = [str(uid) for uid in batch["uid"]]
-        self._sampled: Any = None
+        self._sampled: tuple[Any, dict[str, Any]] | None = None
         self._metrics: dict[str, Any] = {}
-        columns = {name: column for name, column in self._columns.items() if len(column) == len(batch)}
-        prompts = contents(len(batch), None, columns)
+        prompts = contents(len(batch), None, self._columns)
         self.asked = [prompt for prompt in prompts for _ in range(queue._n)]
         """The prompt of every trajectory."""
         self.rows: list[Row] = [(at, session) for at in range(len(batch)) for session in range(queue._n)]
