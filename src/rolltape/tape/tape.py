@@ -193,6 +193,7 @@ class Tape(Reading):
         draw: int | None = None,
         pad: int | None = None,
         along: str | Sequence[str] | None = None,
+        gather: Callable[[Any], Sequence[Any]] | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Make a function, a method or a coroutine function a stage whose result is recorded and replayed.
 
@@ -212,7 +213,8 @@ class Tape(Reading):
         each prompt. Of more than are asked for, the first answer, or ``draw`` is the seed that picks them.
         ``pad`` is the padding of token ids that batches of other widths have, where no mask shows it.
         ``along`` names arguments that have an entry for each prompt too, such as answers, and are no part of
-        prompts or sampling.
+        prompts or sampling. ``gather`` lets ranks tell each other what they ask for, so that no two get the
+        same sample: it gives what each was given, in their order (``accelerate.utils.gather_object``, say).
         """
         check_name("stage", name)
         dtypes = expected_dtypes(expect or {})
@@ -224,7 +226,7 @@ class Tape(Reading):
             "weights": weights,
             "first": first,
         }
-        told |= {"draw": draw, "pad": pad, "along": along}
+        told |= {"draw": draw, "pad": pad, "along": along, "gather": gather}
         by_step = by == "step" and version == "same" and all(value is None for value in told.values())
         # What knows prompts lies above.
         by_prompt = None if by_step else hook("by prompt")(by, version=version, **told)

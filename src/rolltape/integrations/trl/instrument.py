@@ -97,8 +97,17 @@ class Stages:
             return self._tape.stage("rollout", inputs=inputs)(rollout)
         return self._tape.stage(
             "rollout", inputs=inputs, by="prompt", prompts=prompts, n=1, sampling="sampling", along="rows",
-            version=own.version, draw=own.draw,
+            version=own.version, draw=own.draw, gather=self._gather(),
         )(rollout)  # fmt: skip
+
+    def _gather(self) -> Callable[[Any], Sequence[Any]] | None:
+        """How processes tell each other which prompts they ask for; with tools they do so in no fixed order."""
+        trainer = self._trainer
+        if trainer.accelerator.num_processes == 1 or getattr(trainer, "tools", None):
+            return None
+        from accelerate.utils import gather_object
+
+        return lambda said: gather_object([said])
 
     def _generated(self, found: Any) -> tuple[Any, Any]:
         """The tokens and log-probs of what TRL generated."""
@@ -298,6 +307,8 @@ def instrument(trainer: Any, tape: Tape | None = None, *, logprobs: bool = False
     if not found.is_off:
         if logprobs and not has(trainer, f"{SCORES}(...)"):
             raise unsupported("trl", f"has no {type(trainer).__name__}.{SCORES}")
+        if found.settings.by is By.PROMPT:
+            _check_alone(trainer, found)
         Stages(trainer, found).put_in(logprobs)
         name = type(trainer).__name__
         log.info("rolltape: TRL's %s uses tape %s, mode %s", name, found.dir, found.settings.mode)
@@ -318,6 +329,26 @@ def check(trainer: Any) -> None:
         raise unsupported("trl", f"has no {type(trainer).__name__}.{', '.join(missing)}")
     if is_too_old("trl"):
         raise unsupported("trl", f"does not return from {GENERATES} what later releases do")
+
+
+def _check_alone(trainer: Any, tape: Tape) -> None:
+    """Refuse processes that can only generate together: with by="prompt" each lacks other samples, or none."""
+    if trainer.accelerator.num_processes == 1:
+        return
+    kind = str(getattr(trainer.accelerator, "distributed_type", "")).rpartition(".")[2]
+    args = trainer.args
+    shared = getattr(args, "vllm_mode", "server") == "server" or (
+        getattr(args, "vllm_tensor_parallel_size", 1) > 1
+    )
+    why = f"the model is spread over processes ({kind})" if kind in ("FSDP", "DEEPSPEED") else None
+    if getattr(args, "use_vllm", False) and shared:
+        why = "they share a vLLM engine"
+    if why is not None:
+        raise ConfigError(
+            f'with by="prompt" each process generates what it lacks, but these can only do so together: {why}',
+            where=tape.dir,
+            hint="leave by out, or use one process, or vllm_mode=colocate without tensor parallelism",
+        )
 
 
 def _opened(trainer: Any) -> Tape:

@@ -79,8 +79,7 @@ class QueueByPrompt(Queue):
         def rollout(prompts: Sequence[Any], rows: list[Row], sampling: _Sampling) -> dict[str, Any]:
             return sampling.generate(rows)
 
-        stage: Callable[..., Any] = self.session.by_prompts(rollout)
-        return stage
+        return self.session.by_prompts(rollout)
 
     def _drawn(self, call: int, size: int) -> Any:
         """The prompts of one sample of a step."""

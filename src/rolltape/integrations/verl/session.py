@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 from rolltape import determinism
@@ -74,7 +75,7 @@ class Session:
         """Whether samples are asked for by the content of their prompts."""
         return self.tape.settings.by is By.PROMPT
 
-    def by_prompts(self, rollout: Any) -> Any:
+    def by_prompts(self, rollout: Callable[..., Any]) -> Callable[..., Any]:
         """The stage ``rollout``, of a function of prompts, their places and more, asked by prompts."""
         own = self.tape.settings
         return self.tape.stage(
