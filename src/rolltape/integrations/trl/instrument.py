@@ -101,7 +101,7 @@ class Stages:
         )(rollout)  # fmt: skip
 
     def _gather(self) -> Callable[[Any], Sequence[Any]] | None:
-        """How processes tell each other which prompts they ask for; with tools they do so in no fixed order."""
+        """How processes tell each other what they ask for; with tools they ask in no fixed order."""
         trainer = self._trainer
         if trainer.accelerator.num_processes == 1 or getattr(trainer, "tools", None):
             return None
@@ -332,7 +332,7 @@ def check(trainer: Any) -> None:
 
 
 def _check_alone(trainer: Any, tape: Tape) -> None:
-    """Refuse processes that can only generate together: with by="prompt" each lacks other samples, or none."""
+    """Refuse processes that can only generate together: by prompts each lacks other samples, or none."""
     if trainer.accelerator.num_processes == 1:
         return
     kind = str(getattr(trainer.accelerator, "distributed_type", "")).rpartition(".")[2]
@@ -345,7 +345,7 @@ def _check_alone(trainer: Any, tape: Tape) -> None:
         why = "they share a vLLM engine"
     if why is not None:
         raise ConfigError(
-            f'with by="prompt" each process generates what it lacks, but these can only do so together: {why}',
+            f'with by="prompt" each process generates what it lacks, but these only do so together: {why}',
             where=tape.dir,
             hint="leave by out, or use one process, or vllm_mode=colocate without tensor parallelism",
         )
