@@ -14,7 +14,7 @@ from typing import Any
 from rolltape.batch import register_adapter
 from rolltape.errors import ConfigError
 from rolltape.integrations.position import Positions
-from rolltape.integrations.slime.by_prompt import PromptRollouts, relaxed
+from rolltape.integrations.slime.prompt_rollouts import PromptRollouts, relaxed
 from rolltape.policy import Mode
 from rolltape.releases import check_needs, unsupported
 from rolltape.settings import By, resolve
