@@ -187,6 +187,14 @@ class Settings:
         """The options that decide what happens at a step."""
         return Policy(self.mode, self.on_miss, self.steps, self.beyond, self.overwrite)
 
+    def refuse_prompts(self, who: str) -> None:
+        """For what can only be asked by its steps: a ``ConfigError`` where prompts are to be asked for."""
+        if self.by is By.PROMPT and self.mode is not Mode.OFF:
+            raise ConfigError(
+                f'{who} is asked by its steps, and cannot be with by="prompt"',
+                hint=f"leave by out, and unset {_PREFIX}BY",
+            )
+
 
 def resolve(
     arguments: Mapping[str, Any],
