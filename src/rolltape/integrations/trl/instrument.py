@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
 import os
@@ -105,9 +106,8 @@ class Stages:
         trainer = self._trainer
         if trainer.accelerator.num_processes == 1 or getattr(trainer, "tools", None):
             return None
-        from accelerate.utils import gather_object
-
-        return lambda said: gather_object([said])
+        gather = importlib.import_module("accelerate.utils").gather_object
+        return lambda said: list(gather([said]))
 
     def _generated(self, found: Any) -> tuple[Any, Any]:
         """The tokens and log-probs of what TRL generated."""
