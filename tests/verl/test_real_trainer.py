@@ -4,6 +4,8 @@ Slow: ten runs of about a minute each. V0 is the trainer that passes batches, V1
 TransferQueue.
 """
 
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -85,6 +87,26 @@ def test_replayed_through_the_environment_alone(recorded):
     env = {"ROLLTAPE_MODE": "replay", "ROLLTAPE_DIR": str(recorded.tape), "ROLLTAPE_VERL_VAL": "1"}
     name = f"{'v1' if recorded.v1 else 'v0'}-by-environment"
     same_run(trainer.run(recorded.work, name, v1=recorded.v1, env=env), recorded.run)
+
+
+def test_reshuffled_data_at_another_batch_size_generates_what_is_missing_only(recorded, tmp_path):
+    """Twelve of sixteen prompts are on the tape; the engine generates for the others alone."""
+    tape = tmp_path / "tape"
+    shutil.copytree(recorded.tape, tape)
+    env = {
+        "ROLLTAPE_MODE": "auto", "ROLLTAPE_DIR": str(tape), "ROLLTAPE_BY": "prompt",
+        "ROLLTAPE_VERSION": "any",
+    }  # fmt: skip
+    changes = ["data.train_batch_size=8", "data.seed=6", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
+    changes += ["trainer.test_freq=-1"]
+    name = f"{'v1' if recorded.v1 else 'v0'}-by-content"
+    run = trainer.run(recorded.work, name, *changes, v1=recorded.v1, env=env, steps=2)
+    on_tape = trainer.STEPS * 4
+    assert run.generated == (16 - on_tape) * 4
+    assert len(set(run.weights)) == 3
+    told = re.findall(r"(\d+) of 32 samples answered by content .*?, (\d+) generated", run.output)
+    assert sum(int(found) for found, _ in told) == on_tape * 4
+    assert sum(int(made) for _, made in told) == run.generated
 
 
 def test_rewards_computed_again_by_the_same_function_are_the_same(recorded):

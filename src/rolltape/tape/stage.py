@@ -78,6 +78,8 @@ class Stage:
     """What a sample is."""
     by_content: Callable[[tuple[Any, ...], dict[str, Any]], ByContent] | None = None
     """What is noted of a call with these arguments, of a stage that is asked by the content of prompts."""
+    lacks: Callable[[int, str, Mapping[str, Any]], int] | None = None
+    """How many samples such a stage has to generate at a step of a split for a call with these arguments."""
 
     @property
     def origin(self) -> str:
