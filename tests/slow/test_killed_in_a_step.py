@@ -98,11 +98,11 @@ class Run:
             for _, step, at, when in self.lines(rank, "begin"):
                 begun.setdefault((step, at), []).append(float(when))
             for _, step, at, when in self.lines(rank, "done"):
-                for kill in self.kills:
-                    if float(when) < kill - SAFE:
-                        again = [time for time in begun[step, at] if time > kill]
-                        assert not again, f"rank {rank}: sample {at} of step {step} was made again"
-                        counted["finished a second before a kill"] += 1
+                kill = next((one for one in self.kills if one > float(when)), 0.0)  # what ended that attempt
+                if float(when) < kill - SAFE:
+                    again = [time for time in begun[step, at] if time > kill]
+                    assert not again, f"rank {rank}: sample {at} of step {step} was made again"
+                    counted["finished a second before a kill"] += 1
             counted["begun"] += sum(map(len, begun.values()))
             counted["begun again"] += sum(len(times) - 1 for times in begun.values())
             counted["resumed"] += sum("resumed" in line[1] for line in self.lines(rank, "summary"))

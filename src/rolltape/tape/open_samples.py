@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rolltape.batch import dismantle
@@ -222,6 +222,10 @@ def _stem(key: Key) -> str:
     return f"step_{key.step:06d}.h{hashlib.blake2b(file.encode(), digest_size=16).hexdigest()}"
 
 
+def _of_rank_0(key: Key | None) -> Key | None:
+    return replace(key, rank=0) if key is not None and key.is_shard else None
+
+
 @dataclass(slots=True)
 class _Group:
     """What has finished of a call since its last file."""
@@ -404,15 +408,22 @@ class OpenSteps:
                 with self._changed:
                     self._folding.append((key, recording))
 
-    def drop(self, key: Key, chosen: Callable[[OpenFile], bool] = lambda file: True) -> None:
-        """Remove what was kept of a call, by whatever process, or those of the files that are ``chosen``."""
+    def drop(self, key: Key, chosen: Callable[[OpenFile], bool] | None = None) -> None:
+        """Remove what was kept of a call, by whatever process and rank, or those of its files in this rank
+        that are ``chosen``.
+        """
         self.wait(key)
         try:
             files = open_files(self._storage, key.split, key.stage)
         except RolltapeError as error:
             log.warning("finished samples of %s, which is recorded, stay: %s", key.path, error)
             return
-        self._delete([one.name for one in files if one.call == _stem(key) and chosen(one)])
+        if chosen is not None:
+            gone = [one for one in files if one.call == _stem(key) and chosen(one)]
+        else:  # who ends first does not see that the last rank is done
+            first = replace(key, rank=0)
+            gone = [one for one in files if one.call == _stem(key) or _of_rank_0(one.key) == first]
+        self._delete([one.name for one in gone])
 
     def _delete(self, names: Sequence[str]) -> None:
         try:
