@@ -65,9 +65,7 @@ class Sampler:
         self._log(f"begin {step} {at}")
         time.sleep(self._pace * (0.5 + at % 3 / 2))
         made = drawn(step, at)
-        if (
-            self._variant == "loop"
-        ):  # in order, so that the generator of the process decides too
+        if self._variant == "loop":  # in order, so that the generator of the process decides too
             made["noise"] = random.random()
         return made
 

@@ -335,6 +335,7 @@ class Dispatcher:
         For an object store that is in the spool of this machine: the store itself is given a moment.
         """
         self.recorder.writer.wait()
+        self.recorder.open_steps.wait()
         self.recorder.store_index()
         self.storage.settle(_MOMENT, patient=False)
         self.recorder.complete()
@@ -361,6 +362,7 @@ class Dispatcher:
         first = not self.closed
         if first:
             self.recorder.writer.close()
+            self.recorder.open_steps.wait()
             self.recorder.store_index()
             left = self.storage.settle(seconds(DEADLINE))
             self.recorder.complete(last=True)

@@ -32,7 +32,7 @@ from rolltape.tape.place import check_place
 
 log = logging.getLogger("rolltape")
 
-EVERY = 0.5
+EVERY = 0.3
 """Seconds between two files of a call, at least: what finishes meanwhile goes into one."""
 _LONGEST = 200
 """Bytes of a file name that say of which call it is; a longer name of a call is shortened to its digest."""
@@ -181,6 +181,7 @@ def read_open_file(storage: Storage, name: str, key: Key | None) -> tuple[About,
         raise MisplacedFileError("this holds no finished samples of an open step")
     if key is not None:
         check_place(storage, key, About({**about, "split": split}))
+    file.check_sums()
     with decoding():
         value = file.value()
     try:
@@ -270,13 +271,18 @@ class OpenSteps:
         if not self._background or self._thread is None:
             self._write_all()
 
-    def wait(self, key: Key) -> None:
-        """Wait until what has finished of a call is written."""
+    def wait(self, key: Key | None = None) -> None:
+        """Wait until what has finished of a call, or of all, is written."""
         with self._changed:
             self._hurry += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: key not in self._waiting and key not in self._writing)
+            self._changed.wait_for(lambda: not self._is_pending(key))
             self._hurry -= 1
+
+    def _is_pending(self, key: Key | None) -> bool:
+        if key is None:
+            return bool(self._waiting or self._writing)
+        return key in self._waiting or key in self._writing
 
     def _start(self) -> threading.Thread | None:
         thread = threading.Thread(target=self._work, name="rolltape-samples", daemon=False)
@@ -391,7 +397,8 @@ class OpenSteps:
     def fold(self, key: Key, recording: Key) -> None:
         """A call is recorded: what was kept of it goes, with ``sweep``."""
         with self._changed:
-            dropped = self._waiting.pop(key, None)
+            # A shard counts for nothing until all are there: until then it may have to be made of its samples.
+            dropped = None if recording.is_shard else self._waiting.pop(key, None)
             if dropped is not None:
                 self._bytes -= sum(one.packed.nbytes for one in dropped.samples)
             self._folding.append((key, recording))
