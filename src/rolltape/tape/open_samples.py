@@ -397,7 +397,7 @@ class OpenSteps:
     def fold(self, key: Key, recording: Key) -> None:
         """A call is recorded: what was kept of it goes, with ``sweep``."""
         with self._changed:
-            # A shard counts for nothing until all are there: until then it may have to be made of its samples.
+            # A shard counts for nothing until all are there: it may have to be made again of its samples.
             dropped = None if recording.is_shard else self._waiting.pop(key, None)
             if dropped is not None:
                 self._bytes -= sum(one.packed.nbytes for one in dropped.samples)
