@@ -224,7 +224,8 @@ def damage(tape: Path, how: str) -> None:
     for path in (tape / name for name in files(tape)):
         data = bytearray(path.read_bytes())
         if how == "flipped":
-            data[len(data) // 3] ^= 1
+            for at in range(8, len(data) // 2):
+                data[at] ^= 1
         elif how == "short":
             data = data[: len(data) // 2]
         elif how == "empty":

@@ -251,6 +251,8 @@ class OpenSteps:
         self._hurry = 0
         """How many wait for what is waiting to be written."""
         self._written = 0
+        self._own: list[str] = []
+        """The files that this process has written, and has not removed."""
         self._cleaned: set[tuple[str, str]] = set()
         """The stages of which was removed what processes before this one have left behind."""
         self._folding: list[tuple[Key, Key]] = []
@@ -331,6 +333,8 @@ class OpenSteps:
         name = f"{folder}{_stem(key)}.{self._writer}-{number:06d}x{len(samples)}.parquet"
         chunks = encode(pack(dismantle(rows)), **_place(key), **group.about, holds="samples")
         self._storage.publish(name, chunks, replace=True)
+        with self._changed:
+            self._own.append(name)
 
     def _not_kept(self, key: Key, count: int, error: BaseException) -> None:
         """The run goes on: what is lost is only what a killed one would not have to generate again."""
@@ -372,17 +376,9 @@ class OpenSteps:
             return error
 
     def _named(self, key: Key, is_over: Callable[[Key], bool]) -> list[str]:
-        """The files of a call; where they cannot be listed, as if there were none."""
+        """The files of a call."""
         stage = (key.split, key.stage)
-        try:
-            files = open_files(self._storage, *stage)
-        except RolltapeError as error:
-            log.warning(
-                "whether a killed run has left finished samples of %s cannot be told, and they are all "
-                "generated: %s",
-                key.path, error,
-            )  # fmt: skip
-            return []
+        files = self._listed(stage)
         with self._changed:
             first = stage not in self._cleaned
             self._cleaned.add(stage)
@@ -391,6 +387,19 @@ class OpenSteps:
             over = {call for call, other in others.items() if other is not None and is_over(other)}
             self._delete([one.name for one in files if one.call in over])
         return [one.name for one in files if one.call == _stem(key)]
+
+    def _listed(self, stage: tuple[str, str]) -> list[OpenFile]:
+        """The files of a stage; of those of other processes none, while the store does not answer."""
+        with self._changed:
+            own = [one for one in map(OpenFile.parse, self._own) if one is not None]
+        mine = [one for one in own if (one.split, one.stage) == stage]
+        if getattr(getattr(self._storage, "files", self._storage), "away", False):
+            return mine
+        try:
+            return open_files(self._storage, *stage)
+        except RolltapeError as error:
+            log.warning("what other processes have left of %s cannot be listed: %s", "/".join(stage), error)
+            return mine
 
     # -- removing --------------------------------------------------------------------------------------
 
@@ -420,11 +429,7 @@ class OpenSteps:
         that are ``chosen``.
         """
         self.wait(key)
-        try:
-            files = open_files(self._storage, key.split, key.stage)
-        except RolltapeError as error:
-            log.warning("finished samples of %s, which is recorded, stay: %s", key.path, error)
-            return
+        files = self._listed((key.split, key.stage))
         if chosen is not None:
             gone = [one for one in files if one.call == _stem(key) and chosen(one)]
         else:  # who ends first does not see that the last rank is done
@@ -433,6 +438,8 @@ class OpenSteps:
         self._delete([one.name for one in gone])
 
     def _delete(self, names: Sequence[str]) -> None:
+        with self._changed:
+            self._own = [name for name in self._own if name not in set(names)]
         try:
             if names:
                 self._storage.delete_all(names)

@@ -192,10 +192,12 @@ class RayEngine(Engine):
                 refusals.append((share, renumbered(error, share)))
                 continue
             for position, answer in zip(share, found, strict=True):
-                failed = isinstance(answer, Exception)
-                answers[position] = renumbered(answer, share) if failed else [_own(row) for row in answer]
-                if told is not None and not failed:
-                    told(position, 0, answers[position])
+                if isinstance(answer, Exception):
+                    answers[position] = renumbered(answer, share)
+                    continue
+                answers[position] = rows = [_own(row) for row in answer]
+                if told is not None:
+                    told(position, 0, rows)
         return refusals
 
     def _get(self, reference: Any) -> Any:
