@@ -16,6 +16,7 @@ import numpy as np
 from rolltape.engines.api.completion import Completion, Logprobs
 from rolltape.engines.api.encoding import check_ids, check_stops, check_text_only, encode, render_with_media
 from rolltape.engines.api.engine import Engine
+from rolltape.engines.api.finishing import listener
 from rolltape.engines.api.libraries import library
 from rolltape.engines.api.prompt import Prompt
 from rolltape.engines.api.rollout import Rollout
@@ -124,9 +125,10 @@ class VLLMEngine(Engine):
         self._refuse_broken()
         self._check(prompts, params)
         inputs = [self._input(prompt, position) for position, prompt in enumerate(prompts)]
-        self._enqueue(inputs, [self._params(prompt, params) for prompt in prompts])
+        ids = self._enqueue(inputs, [self._params(prompt, params) for prompt in prompts])
         try:
-            outputs = self.llm.wait_for_completion(use_tqdm=False)
+            with self._telling(ids, params):
+                outputs = self.llm.wait_for_completion(use_tqdm=False)
         except Exception as error:  # it is unknown which prompt failed: all of the step is lost
             self._broken = error
             return [_failed(position, error) for position in range(len(prompts))]
@@ -205,7 +207,34 @@ class VLLMEngine(Engine):
             detokenize=bool(params.stop),  # otherwise all tokens become text at once, which is faster
         )
 
-    def _enqueue(self, inputs: list[dict[str, Any]], params: list[Any]) -> None:
+    @contextmanager
+    def _telling(self, ids: Sequence[str], params: SamplingParams) -> Iterator[None]:
+        """Tell the completions of a prompt as soon as vLLM has them all, while it works on the others."""
+        told, engine = listener(), self.llm.llm_engine
+        if told is None:
+            yield
+            return
+        # Its own name of a request is ours with something behind it.
+        positions = {request.partition("-")[0]: position for position, request in enumerate(ids)}
+        step = engine.step
+
+        def stepped() -> Any:
+            outputs = step()
+            for output in outputs:
+                position = positions.get(str(output.request_id))
+                if position is not None and output.finished:
+                    rows = completions(output, params, position, self.tokenizer, self.weights_version)
+                    if not isinstance(rows, Exception):
+                        told(position, 0, rows)
+            return outputs
+
+        engine.step = stepped
+        try:
+            yield
+        finally:
+            del engine.step
+
+    def _enqueue(self, inputs: list[dict[str, Any]], params: list[Any]) -> list[str]:
         """Queue all prompts or none: only here vLLM finds out how long a prompt with images is."""
         added: list[str] = []
         for position, (prompt, how) in enumerate(zip(inputs, params, strict=True)):
@@ -218,6 +247,7 @@ class VLLMEngine(Engine):
                     f"vLLM refuses prompt {position}: {error}",
                     where=f"prompts[{position}]" + (f".{next(iter(media))}s" if media else ""),
                 ) from error
+        return added
 
     def _refuse_second(self) -> None:
         other = None if VLLMEngine._open is None else VLLMEngine._open()
