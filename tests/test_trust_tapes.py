@@ -309,6 +309,36 @@ def test_a_probe_is_enough(tmp_path):
     assert found.verdict is Verdict.WITHIN_NOISE
 
 
+@pytest.mark.parametrize("out", [True, False])
+def test_a_probe_of_a_replay_is_measured_as_it_comes(tmp_path, caplog, out):
+    """The padding of both sides is not counted, whatever is in it."""
+    run = Run()
+
+    def play(tape, drift):
+        rollout = tape.stage("rollout")(run.rollout)
+        for step in range(STEPS):
+            with tape.step(step):
+                made = rollout(step)
+                tape.probe("logprobs", Run(drift=drift).trained(step, made), uid=made["uid"])
+
+    recorded = tmp_path / "probed"
+    with rolltape.Tape(recorded, mode="record") as tape:
+        play(tape, 0.0)
+    caplog.clear()
+    moved = tmp_path / "moved" if out else None
+    with rolltape.Tape(recorded, mode="replay", out=moved) as tape:
+        play(tape, 0.2)
+    warned = [one.getMessage() for one in caplog.records if "leaves the noise" in one.getMessage()]
+    assert len(warned) == 1
+    assert warned[0].startswith("step 1 ")
+    if out:
+        found, metrics = rolltape.trust(moved), rolltape.open(moved).metrics()
+        assert found.left_at == 1
+        for one in found.steps:
+            assert metrics[one.step]["trust/drift_k2"] == pytest.approx(one.drift_k2)
+            assert metrics[one.step]["trust/floor_k2"] == pytest.approx(one.floor_k2)
+
+
 def test_ages_are_told(tmp_path):
     version = lambda step, world: {"weights_version": step + 1 - np.arange(len(world.lengths)) % 2}  # noqa: E731
     found = rolltape.trust(record(tmp_path / "base", columns=version))
