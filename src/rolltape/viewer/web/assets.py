@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import resources
 
 PLOT_SCRIPT, PLOT_STYLE = "uPlot.iife.min.js", "uPlot.min.css"
-SCRIPTS = ("page.js", "plot.js", "save.js", "charts.js", "tables.js", "tokens.js", "viewer.js")
+SCRIPTS = ("page.js", "plot.js", "heat.js", "save.js", "charts.js", "tables.js", "tokens.js", "viewer.js")
 """Ours, in the order in which they need each other."""
 STYLES = ("viewer.css", "trust.css")
 NO_PLOTS = (
