@@ -146,6 +146,7 @@ def test_the_step_that_leaves_the_noise_is_where_numpy_says(tmp_path, base, capl
     metrics = rolltape.open(out).metrics()
     assert [metrics[step]["trust/drift_k2"] for step in range(STEPS)] == pytest.approx(drifts)
     assert all("trust/drift_k2" not in line for line in rolltape.open(base).metrics().values())
+    assert all(0 < line["trust/seconds"] < 60 for line in metrics.values()), "what it costs is said"
 
 
 def test_what_the_meter_logs_is_no_difference_of_two_runs(tmp_path, base):
