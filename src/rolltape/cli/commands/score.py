@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -82,5 +83,6 @@ def _engine(name: str, model: str, dtype: str | None) -> Any:
 
     if name == "transformers":
         return engines.TransformersEngine(model, dtype=dtype)
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the answer
     options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     return engines.VLLMEngine.for_scoring(model, **options)
