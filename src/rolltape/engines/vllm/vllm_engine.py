@@ -23,7 +23,7 @@ from rolltape.engines.api.rollout import Rollout
 from rolltape.engines.api.sampling import LogprobKind, SamplingParams, seed_for
 from rolltape.engines.api.weights import Skeleton, check_fit
 from rolltape.engines.vllm import vllm_limits
-from rolltape.engines.vllm.vllm_outputs import completions, given_tokens
+from rolltape.engines.vllm.vllm_outputs import completions, forced_tokens, forcing, given_tokens
 from rolltape.errors import ConfigError, EngineError, PromptError
 from rolltape.random_state import capture, restore
 from rolltape.releases import unsupported
@@ -79,12 +79,32 @@ class VLLMEngine(Engine):
         self._broken: Exception | None = None
         VLLMEngine._open = weakref.ref(self)
 
+    @classmethod
+    def for_scoring(cls, model: str | os.PathLike[str], **options: Any) -> VLLMEngine:
+        """An engine that scores by forced decoding where this vLLM can, and by reading prompts where not."""
+        if not vllm_limits.may_force_tokens():
+            return cls(model, **vllm_limits.uncompiled(options))
+        try:
+            return cls(model, enable_trace_replay=True, **options)
+        except ValueError as error:  # known only when it has chosen how it runs the model
+            if "trace replay" not in str(error):
+                raise
+            return cls(model, **options)
+
+    @property
+    def forces_tokens(self) -> bool:
+        """Whether it scores by forced decoding: the numbers are those of sampling, step by step."""
+        self._refuse_broken()
+        return bool(getattr(self.llm.model_config, "enable_trace_replay", False))
+
     def score(
         self, rollout: Rollout, *, temperature: float = 1.0, token_budget: int | None = None
     ) -> list[Logprobs]:
-        """The log-probs of the response tokens under the engine's current weights, read as prompts.
+        """The log-probs of the response tokens under the engine's current weights.
 
-        vLLM uses its own token budget, ``max_num_batched_tokens``. It can score only at temperature 1.
+        With ``enable_trace_replay=True`` (vLLM 0.32, not on CPU) the tokens are forced, one step each, and
+        the numbers are those that sampling would have given; else they are read as prompts. vLLM uses its
+        own token budget, ``max_num_batched_tokens``. It can score only at temperature 1.
         """
         if temperature != 1:
             raise EngineError(
@@ -93,6 +113,20 @@ class VLLMEngine(Engine):
         check_text_only(rollout.prompts, "scoring with vLLM")
         self._refuse_broken()
         rows = [row for row in range(len(rollout)) if len(rollout.response_ids[row])]
+        scored = [np.empty(0, np.float32)] * len(rollout)
+        read = self._forced if self.forces_tokens else self._read
+        for row, found in zip(rows, read(rollout, rows) if rows else [], strict=True):
+            scored[row] = found
+        return scored
+
+    def _forced(self, rollout: Rollout, rows: list[int]) -> list[Logprobs]:
+        wanted = [[int(one) for one in rollout.response_ids[row]] for row in rows]
+        asked = [self._vllm.SamplingParams(**forcing(ids)) for ids in wanted]
+        prompts = [{"prompt_token_ids": np.asarray(rollout.prompt_ids[row]).tolist()} for row in rows]
+        outputs = self.llm.generate(prompts, asked, use_tqdm=False)
+        return [forced_tokens(output, ids) for output, ids in zip(outputs, wanted, strict=True)]
+
+    def _read(self, rollout: Rollout, rows: list[int]) -> list[Logprobs]:
         whole = [
             np.concatenate([rollout.prompt_ids[row], rollout.response_ids[row]]).tolist() for row in rows
         ]
@@ -104,12 +138,11 @@ class VLLMEngine(Engine):
             )
             for ids in whole
         ]  # fmt: skip
-        prompts = [{"prompt_token_ids": ids[:-1]} for ids in whole]
-        scored = [np.empty(0, np.float32)] * len(rollout)
-        outputs = self.llm.generate(prompts, asked, use_tqdm=False) if prompts else []
-        for row, ids, output in zip(rows, whole, outputs, strict=True):
-            scored[row] = given_tokens(output, ids)[len(rollout.prompt_ids[row]) - 1 :]
-        return scored
+        outputs = self.llm.generate([{"prompt_token_ids": ids[:-1]} for ids in whole], asked, use_tqdm=False)
+        return [
+            given_tokens(output, ids)[len(rollout.prompt_ids[row]) - 1 :]
+            for row, ids, output in zip(rows, whole, outputs, strict=True)
+        ]
 
     def close(self) -> None:
         """Stop vLLM and free its memory."""
