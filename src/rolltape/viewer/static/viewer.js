@@ -1,6 +1,6 @@
 // Ties the page together: keys, copying, light and dark, pages in a file, a run that goes on.
 "use strict";
-(({ main, inFile, tag, place, go }, { charts, tokens, tables }) => {
+(({ main, inFile, tag, place, go }, { charts, tokens, tables, samples }) => {
   const keys = document.getElementById("keys"), root = document.documentElement;
 
   function theme() {
@@ -21,6 +21,7 @@
     else if (event.key === "Enter" && !event.target.closest("a, button, summary")) tables.openRow();
     else if (event.key === "c" && select) { select.selectedIndex = (select.selectedIndex + 1) % select.length; select.dispatchEvent(new Event("change")); }
     else if (event.key === "/" && field) { field.focus(); event.preventDefault(); }
+    else if (event.key === "m" && main.querySelector("#note textarea")) { main.querySelector("#note textarea").focus(); event.preventDefault(); }
     else if (event.key === "t") theme();
     else if (event.key === "?") keys.showModal();
   }
@@ -60,6 +61,7 @@
   // --- a page has come
   function ready() {
     main.querySelectorAll("[data-part]").forEach(fetchPart);
+    samples.ready(fetchPart);
     for (const box of main.querySelectorAll(".scroll")) if (box.scrollWidth > box.clientWidth) box.tabIndex = 0; // keys can scroll it
     charts.ready();
     tables.ready();

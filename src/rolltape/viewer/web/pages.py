@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
+from rolltape.cached import cached_property
 from rolltape.errors import RolltapeError
 from rolltape.reader.visible import pieces, visible
 from rolltape.reader.wording import brief, moment, number, seconds
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rolltape.verify.report.report import Link
     from rolltape.viewer.comparisons import Asked
     from rolltape.viewer.side_by_side import SamplePair
+    from rolltape.viewer.web.sample_pages import SamplePages
 
 MOST_GROUPS = 1000
 """Groups on one page; searching finds the others."""
@@ -46,6 +48,11 @@ def markup(text: object, lines: bool = True) -> Markup:
     return Markup("").join(parts)
 
 
+def seen(text: object) -> str:
+    """A text for a field of a form."""
+    return visible(str(text), "\n\t")
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """One page without its frame."""
@@ -57,9 +64,10 @@ class Page:
 class Pages:
     """Makes pages. ``prefix`` goes before every address: ``#`` where all pages are in one file."""
 
-    def __init__(self, library: Library, prefix: str = "") -> None:
+    def __init__(self, library: Library, prefix: str = "", *, read_only: bool = False) -> None:
         self.library = library
         self.prefix = prefix
+        self._read_only = read_only
         self._compared: tuple[object, Report] | None = None
         self._jinja = Environment(
             loader=PackageLoader("rolltape.viewer"),
@@ -70,6 +78,7 @@ class Pages:
         )
         self._jinja.filters |= {
             "vis": markup,
+            "seen": seen,
             "code": coded,
             "brief": brief,
             "num": number,
@@ -80,6 +89,13 @@ class Pages:
             "amount": amount,
         }
         self._jinja.globals |= {"url": self.url, "pair": self.pair, "bar": bar}
+
+    @cached_property
+    def samples(self) -> SamplePages:
+        """The pages about samples over all steps."""
+        from rolltape.viewer.web.sample_pages import SamplePages
+
+        return SamplePages(self, read_only=self._read_only)
 
     def url(self, *parts: object, **query: object) -> str:
         """The address of a page."""
@@ -145,7 +161,7 @@ class Pages:
             name=library.name(tape), split=split, splits=splits, stage=stage, steps=steps, first=first,
             last=last, strips=strips, href=href, most=MOST_LINKS,
             charts=[chart.as_json() for chart in logged],
-            others=library.others(tape),
+            others=library.others(tape), inline=self.prefix != "",
             summaries=drawn, damaged=[f"{error.where}: {error.what}" for error in damaged],
         )  # fmt: skip
 
@@ -178,6 +194,7 @@ class Pages:
             low=min(rewards, default=0.0), high=max(rewards, default=0.0),
             stages=self.library.runs[tape].stages(split), others=self.library.others(tape),
             neighbours=self._neighbours(tape, split, stage, step), damaged=view.damaged,
+            inline=self.prefix != "", marked=self.samples.marked(view, tape),
         )  # fmt: skip
 
     def sample(self, tape: int, split: str, stage: str, step: int, sample: int) -> Page:
@@ -198,10 +215,12 @@ class Pages:
         around = [order[at].best if 0 <= at < len(order) else None for at in (mine - 1, mine + 1)]
         at = group.samples.index(sample)
         beside = [group.samples[i] if 0 <= i < len(group.samples) else None for i in (at - 1, at + 1)]
+        note, locked = self.samples.mark(view, tape, sample)
         return self._page(
             f"sample {sample} of step {step}", "sample.html", tape=tape, name=self.library.name(tape),
             split=split, stage=stage, step=step, one=found, group=group, around=around, beside=beside,
-            others=self.library.others(tape),
+            others=self.library.others(tape), note=note, locked=locked, inline=self.prefix != "",
+            digest=self.samples.digest_of(tape, split, stage, step, sample) if self.prefix else "",
         )  # fmt: skip
 
     def compare(self, left: int, right: int, split: str | None, report: Markup | None = None) -> Page:
@@ -248,7 +267,7 @@ class Pages:
         )
         links = [(link, self._shown_at(left, right, report, link.first)) for link in differing]
         return self._part(
-            "report.html", problem="", report=report, stages=stages, links=links, alike=list(alike),
+            "report.html", problem="", left=left, right=right, inline=self.prefix != "", report=report, stages=stages, links=links, alike=list(alike),
             spark=lambda errors: Markup(spark(errors)),
         )  # fmt: skip
 
