@@ -74,7 +74,11 @@ def notes_path(run: Run) -> str:
     folder = folder or os.path.join(
         os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share"), "rolltape", "notes"
     )
-    name = run.id if re.fullmatch(r"[A-Za-z0-9._-]{1,80}", run.id) else hashlib.sha256(run.id.encode()).hexdigest()
+    name = (
+        run.id
+        if re.fullmatch(r"[A-Za-z0-9._-]{1,80}", run.id)
+        else hashlib.sha256(run.id.encode()).hexdigest()
+    )
     return os.path.join(os.path.abspath(folder), f"{name}.notes.jsonl")
 
 
@@ -117,7 +121,9 @@ class Notes:
         why = self.why_not()
         if why:
             raise ConfigError(
-                f"notes cannot be written: {why}", where=self.path, hint=f"{FOLDER} names another folder for them"
+                f"notes cannot be written: {why}",
+                where=self.path,
+                hint=f"{FOLDER} names another folder for them",
             )
         line = {
             "tape": self._run.id, "split": place.split, "stage": place.stage, "step": place.step, "uid": place.uid,
@@ -127,7 +133,9 @@ class Notes:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
             _append(self.path, json.dumps(line).encode("ascii") + b"\n")
         except OSError as error:
-            raise ConfigError(f"notes cannot be written: {error.strerror or error}", where=self.path) from error
+            raise ConfigError(
+                f"notes cannot be written: {error.strerror or error}", where=self.path
+            ) from error
         return note
 
     def _parsed(self) -> dict[Marked, Note]:
@@ -138,7 +146,9 @@ class Notes:
                 if one is not None:
                     found[one[0]] = one[1]
         kept = [(place, note) for place, note in found.items() if not note.is_empty]
-        return dict(sorted(kept, key=lambda one: (one[0].split, one[0].stage, one[0].step, one[0].uid, one[0].index)))
+        return dict(
+            sorted(kept, key=lambda one: (one[0].split, one[0].stage, one[0].step, one[0].uid, one[0].index))
+        )
 
 
 def all_tags(notes: Mapping[Marked, Note]) -> list[str]:

@@ -23,7 +23,7 @@ from rolltape.errors import RolltapeError, StepMissingError
 COMMANDS = {
     name: name
     for name in (
-        "ls show view browse check repair diff trust score noise accept bisect rerun cut redact doctor prune "
+        "ls show view browse notes check repair diff trust score noise accept bisect rerun cut redact doctor prune "
         "compact index push pull sync drain run serve"
     ).split()
 }

@@ -136,12 +136,18 @@ def prompt_records(table: pa.Table, threshold: float) -> list[PromptRecord]:
                 first=float(mine[0]) if len(mine) else None,
                 last=float(mine[-1]) if len(mine) else None,
                 best=float(best[at]) if rewarded[at] else None,
-                change=float(mine[-half:].mean() - mine[:half].mean()) if several else None,
-                improves=bool((mine[1:] > mine[0]).any()) if several else None,
+                change=_apart(mine[:half].mean(), mine[-half:].mean()) if several else None,
+                improves=any(_apart(mine[0], later) > 0 for later in mine[1:]) if several else None,
                 length=float(tokens[at] / with_tokens[at]) if with_tokens[at] else None,
             )
         )
     return sorted(found, key=lambda one: (one.step, one.sample))
+
+
+def _apart(before: float, after: float) -> float:
+    """By how much a mean went up; what rounding alone may make of it is nothing."""
+    change = float(after - before)
+    return change if abs(change) > 1e-6 * max(abs(before), abs(after)) else 0.0
 
 
 def prompt_visits(table: pa.Table, digest: bytes, threshold: float) -> list[Visit]:
@@ -153,7 +159,11 @@ def prompt_visits(table: pa.Table, digest: bytes, threshold: float) -> list[Visi
     found = []
     for start in np.flatnonzero(np.r_[True, steps[1:] != steps[:-1]]).tolist() if len(steps) else []:
         stop = int(np.searchsorted(steps, steps[start], "right"))
-        found.append(_visit(int(steps[start]), samples[start:stop], rewards[start:stop], lengths[start:stop], threshold))
+        found.append(
+            _visit(
+                int(steps[start]), samples[start:stop], rewards[start:stop], lengths[start:stop], threshold
+            )
+        )
     return found
 
 

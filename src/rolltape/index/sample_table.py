@@ -145,14 +145,18 @@ class SampleTable:
     def _put_together(self) -> pa.Table:
         table = pa.concat_tables([SCHEMA.empty_table().select(_WANTED), *self._pieces]).combine_chunks()
         files = table["file"].to_numpy()
-        counts = np.bincount(files, minlength=len(self._names)) if len(files) else np.zeros(len(self._names), int)
+        counts = (
+            np.bincount(files, minlength=len(self._names)) if len(files) else np.zeros(len(self._names), int)
+        )
         first = self._first_samples(counts)
         samples = first[files] + table["row"].to_numpy() if len(files) else np.zeros(0, np.int64)
         order = np.lexsort((samples, table["step"].to_numpy()))
         # A recording that a step no longer counts has no place in it.
         order = order[samples[order] >= 0]
         finish = pc.utf8_lower(table["finish"])
-        cut = pc.if_else(pc.is_valid(finish), pc.is_in(finish, pa.array(TRUNCATED)), pa.scalar(None, pa.bool_()))
+        cut = pc.if_else(
+            pc.is_valid(finish), pc.is_in(finish, pa.array(TRUNCATED)), pa.scalar(None, pa.bool_())
+        )
         table = table.append_column("sample", pa.array(samples.astype(np.int64)))
         table = table.append_column("tokens", pc.add(table["prompt_tokens"], table["response_tokens"]))
         table = table.append_column("truncated", cut)

@@ -9,8 +9,8 @@ from rolltape.errors import RolltapeError
 from rolltape.reader.wording import number
 from rolltape.verify import Entry, Report
 from rolltape.verify.diagnose.causes import by_sample
-from rolltape.viewer.sample_search import places_of
 from rolltape.viewer.library import Library
+from rolltape.viewer.sample_search import places_of
 
 MOST_STEPS = 200
 """Steps at which samples are looked for: an error that goes on is seen in the first of them."""

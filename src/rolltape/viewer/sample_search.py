@@ -173,7 +173,9 @@ class _Scan:
         self.done: set[int] = set()
         self.hits: dict[tuple[int, int], str] = {}
         """By step and sample: the text around the first match."""
-        self._match(pa.array([""], pa.large_string()))  # what is no expression is told before anything is read
+        self._match(
+            pa.array([""], pa.large_string())
+        )  # what is no expression is told before anything is read
 
     @property
     def full(self) -> bool:
@@ -189,7 +191,9 @@ class _Scan:
             column = pa.array([_plain(text) for text in texts], pa.large_string())
             places = self._match(column).to_numpy()
             for sample in np.flatnonzero(places >= 0).tolist():
-                self.hits.setdefault((view.step, sample), _around(column[sample].as_py(), int(places[sample])))
+                self.hits.setdefault(
+                    (view.step, sample), _around(column[sample].as_py(), int(places[sample]))
+                )
         self.done.add(view.step)
 
     def _match(self, texts: pa.Array) -> pa.Array:
@@ -206,7 +210,10 @@ class _Scan:
 
 def _around(text: str, at: int) -> str:
     data = text.encode("utf-8")
-    before, after = (part.decode("utf-8", "ignore") for part in (data[max(0, at - 4 * AROUND) : at], data[at : at + 8 * AROUND]))
+    before, after = (
+        part.decode("utf-8", "ignore")
+        for part in (data[max(0, at - 4 * AROUND) : at], data[at : at + 8 * AROUND])
+    )
     return ("…" if len(before) > AROUND or at > 4 * AROUND else "") + before[-AROUND:] + after[: 2 * AROUND]
 
 
@@ -241,7 +248,9 @@ def _plain(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def places_of(ids: Sequence[tuple[int, str, int]], library: Library, tape: int, split: str, stage: str) -> dict[tuple[int, int], int]:
+def places_of(
+    ids: Sequence[tuple[int, str, int]], library: Library, tape: int, split: str, stage: str
+) -> dict[tuple[int, int], int]:
     """The samples that some are at their steps: by their place in the list."""
     by_step: dict[int, list[int]] = {}
     for at, (step, _, _) in enumerate(ids):

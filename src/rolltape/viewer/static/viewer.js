@@ -28,7 +28,7 @@
   async function copy(button) {
     const what = button.dataset.copy, box = main.querySelector("#" + what);
     const text = what === "link" ? location.href
-      : what === "ids" ? [...main.querySelectorAll('.tokens[data-side="response"] .tok')].map((token) => token.dataset.id).join(", ")
+      : what === "ids" ? [...main.querySelectorAll('.tokens[data-side="response"]')].flatMap((box) => (box.packed ? [...box.packed.ids] : [...box.querySelectorAll(".tok")].map((token) => token.dataset.id))).join(", ")
       : [...box.querySelectorAll("pre")].map((pre) => pre.textContent).join("\n\n");
     const said = button.textContent;
     try { await navigator.clipboard.writeText(text); button.textContent = "copied"; } catch { button.textContent = "not allowed to copy"; }

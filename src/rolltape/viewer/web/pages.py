@@ -6,10 +6,13 @@ waits for the imports of its first page.
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
+
+import numpy as np
 
 from rolltape.cached import cached_property
 from rolltape.errors import RolltapeError
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from rolltape.verify.report.report import Link
     from rolltape.viewer.comparisons import Asked
     from rolltape.viewer.side_by_side import SamplePair
+    from rolltape.viewer.token_view import Scale, TokenRow
     from rolltape.viewer.web.sample_pages import SamplePages
 
 MOST_GROUPS = 1000
@@ -83,7 +87,8 @@ class Pages:
             "brief": brief,
             "num": number,
             "data": as_data,
-            "shortened": charts.shortened,
+            "scale_data": scale_data,
+            "packed": packed,
             "when": moment,
             "duration": seconds,
             "amount": amount,
@@ -328,7 +333,7 @@ class Pages:
         return self._page(
             f"sample {sample} of step {step}, compared", "compare_sample.html", left=left, right=right,
             split=split, stage=stage, step=step, sample=sample, pair=pair, uid=uid, index=index, token=token,
-            apart=[] if pair is None else _apart(pair),
+            apart=[] if pair is None else _apart(pair), inline=self.prefix != "",
             names=(self.library.name(left), self.library.name(right)), last=len(views[0].main) - 1,
         )  # fmt: skip
 
@@ -368,11 +373,44 @@ def _by_stage(chain: list[Link]) -> dict[str, list[Link]]:
     return found
 
 
-def _apart(pair: SamplePair) -> list[dict[str, object]]:
+def _apart(pair: SamplePair) -> list[Scale]:
     """How far the numbers of each token are apart, to colour by: what was asked for first."""
+    from rolltape.viewer.token_view import Scale
+
     found = [one for one in pair.scales if one.first is not None]
     found.sort(key=lambda one: one is not pair.chosen)
-    return [{"name": f"difference of {one.name}", "kind": "both", "values": one.apart} for one in found]
+    return [Scale(f"difference of {one.name}", "both", one.apart) for one in found]
+
+
+def scale_data(scale: Scale) -> dict[str, object]:
+    """The numbers of tokens for the page's script; of many, the bytes of their floats."""
+    from rolltape.viewer.token_view import LONG
+
+    said: dict[str, object] = {"name": scale.name, "kind": scale.kind}
+    if len(scale.values) > LONG:
+        return said | {"packed": _in_base64(np.asarray(scale.values, "<f4"))}
+    return said | {"values": charts.shortened(scale.values)}
+
+
+def packed(tokens: TokenRow, whole: bool) -> dict[str, object]:
+    """Many tokens for the page's script, which makes them as they are scrolled to. What they say comes along
+    where the ``whole`` is wanted; else it is asked for."""
+    texts = spelled(tokens, 0, len(tokens)) if whole and tokens.spelled else None
+    wide = bool(len(tokens)) and (int(tokens.ids.max()) >= 2**31 or int(tokens.ids.min()) < -(2**31))
+    return {
+        "ids": tokens.ids.tolist() if wide else _in_base64(tokens.ids.astype("<i4")), "texts": texts,
+        "trained": _in_base64(tokens.trained.astype(np.uint8)), "count": len(tokens), "named": tokens.spelled,
+    }  # fmt: skip
+
+
+def spelled(tokens: TokenRow, start: int, stop: int) -> list[object]:
+    """What some tokens say: a text each, or its pieces and whether each is written out."""
+    found = (pieces(text or "", "\n\t") for text in tokens.texts(start, stop))
+    return [one[0][0] if len(one) == 1 and not one[0][1] else [list(piece) for piece in one] for one in found]
+
+
+def _in_base64(data: np.ndarray) -> str:
+    return base64.b64encode(data.tobytes()).decode("ascii")
 
 
 def as_data(value: object) -> Markup:

@@ -17,9 +17,10 @@ from rolltape.reader.wording import brief
 from rolltape.viewer import prompt_groups as groups
 from rolltape.viewer.comparisons import Asked
 from rolltape.viewer.finding_samples import FindingSamples, finding_names
-from rolltape.viewer.sample_search import PAGE, SORTS, Question, SampleSearch, places_of
+from rolltape.viewer.sample_search import PAGE, SORTS, Hit, Question, SampleSearch, places_of
 from rolltape.viewer.step_view import StepView
 from rolltape.viewer.text_diff import diff_texts
+from rolltape.viewer.token_view import token_rows
 from rolltape.viewer.web.charts import Chart, Line, number
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ MOST_TABLES = 3
 """Stages whose samples stay in memory."""
 MOST_VISITS = 200
 """Steps of a prompt that are listed of each run."""
+CHUNK = 1000
+"""Tokens that are spelled at once, as the page's script asks for them."""
 PEEK = 240
 """Characters of a text that are shown in a list."""
 SLICE = 0.4
@@ -74,7 +77,11 @@ class SamplePages:
         )  # fmt: skip
 
     def found(
-        self, tape: int, query: Mapping[str, str], compared: Callable[[int, int], Asked], seconds: float = SLICE
+        self,
+        tape: int,
+        query: Mapping[str, str],
+        compared: Callable[[int, int], Asked],
+        seconds: float = SLICE,
     ) -> dict[str, Any]:
         """What the search has found by now, as a part of its page."""
         split, stage = self._which(tape, query)
@@ -90,7 +97,12 @@ class SamplePages:
                 ).items()
             }
         other = query.get("against", "")
-        if other.isdecimal() and len(other) < 9 and int(other) < len(self._library.runs) and int(other) != tape:
+        if (
+            other.isdecimal()
+            and len(other) < 9
+            and int(other) < len(self._library.runs)
+            and int(other) != tape
+        ):
             waiting, findings, carried = self._carried(tape, int(other), split, stage, query, compared)
             if carried is not None:
                 both = carried if among is None else {at: why for at, why in carried.items() if at in among}
@@ -106,7 +118,7 @@ class SamplePages:
             noted={place: notes[there[at]] for place, at in marks.items()}, findings=findings,
             chosen=query.get("finding", ""), sorts=SORTS,
             link=lambda **new: self._pages.url("s", tape, **{**_kept(query), **new}),
-            against=other,
+            against=other, side=lambda hit: self._beside(tape, other, split, stage, hit, query) if findings else "",
         )  # fmt: skip
         return {"part": part, "more": bool(waiting) or not found.complete, "status": waiting}
 
@@ -128,19 +140,31 @@ class SamplePages:
         waiting = "" if done else f"looking for samples … step {carried.done} of {len(carried.entries)}"
         return waiting, names, dict(carried.found)
 
+    def _beside(
+        self, tape: int, other: str, split: str, stage: str, hit: Hit, query: Mapping[str, str]
+    ) -> str:
+        """The page that has a sample of both runs beside each other, with what they differ in."""
+        left, right = self._library.ordered(tape, int(other))
+        if left != tape:  # samples are counted as in the baseline there
+            return ""
+        by = query.get("finding", "").replace("/", " / ", 1)
+        return self._pages.url("c", left, right, split, stage, hit.step, hit.sample, by=by)
+
     # -- prompts ---------------------------------------------------------------------------------------
 
-    def prompts(self, tape: int, query: Mapping[str, str]) -> Page:
-        """All prompts of a run; the table, the page asks for."""
+    def prompts(self, tape: int, query: Mapping[str, str], part: Any = None) -> Page:
+        """All prompts of a run. ``part`` is the table where it is to be in the page; else it asks for it."""
         split, stage = self._which(tape, query)
         address = self._pages.url("fared", tape, **_kept(query))
         return self._pages._page(
             "prompts", "prompts.html", tape=tape, name=self._library.name(tape), split=split, stage=stage,
             splits=self._library.runs[tape].splits, trends=TRENDS, trend=query.get("trend", ""),
-            threshold=query.get("pass", ""), address=address, part=None,
+            threshold=query.get("pass", ""), address="" if part else address, part=part,
         )  # fmt: skip
 
-    def fared(self, tape: int, query: Mapping[str, str], seconds: float = SLICE, most: int = PAGE) -> dict[str, Any]:
+    def fared(
+        self, tape: int, query: Mapping[str, str], seconds: float = SLICE, most: int = PAGE
+    ) -> dict[str, Any]:
         """How prompts fared, as far as it is known, as a part of their page."""
         split, stage = self._which(tape, query)
         table, read = self._search(tape, split, stage).table(seconds)
@@ -172,23 +196,38 @@ class SamplePages:
             return prompt_digest(contents[row]).hex()
         return uid_digest(file.recording.identity()[0][row]).hex()
 
-    def prompt(self, split: str, stage: str, digest: str, query: Mapping[str, str], parts: Any = None) -> Page:
-        """One prompt through training, in every run; the visits, the page asks for."""
+    def prompt(
+        self,
+        split: str,
+        stage: str,
+        digest: str,
+        query: Mapping[str, str],
+        part: Any = None,
+        charts: Any = (),
+    ) -> Page:
+        """One prompt through training, in every run. ``part`` and ``charts`` where they are to be in the page;
+        else it asks for them."""
         _hex(digest)
         kept = _kept(query)
         return self._pages._page(
-            "one prompt", "prompt.html", split=split, stage=stage, digest=digest, part=parts,
+            "one prompt", "prompt.html", split=split, stage=stage, digest=digest, part=part, charts=charts,
             address=self._pages.url("visits", split, stage, digest, **kept),
             series=self._pages.url("course", split, stage, digest, **kept),
             tape=int(kept["from"]) if kept.get("from", "").isdecimal() else 0,
             names=[self._library.name(at) for at in range(len(self._library.runs))],
         )  # fmt: skip
 
-    def visits(self, split: str, stage: str, digest: str, query: Mapping[str, str], seconds: float = SLICE) -> dict[str, Any]:
+    def visits(
+        self, split: str, stage: str, digest: str, query: Mapping[str, str], seconds: float = SLICE
+    ) -> dict[str, Any]:
         """The steps at which a prompt was asked, run by run, as a part of its page."""
         runs, complete, threshold = self._visits(split, stage, digest, query, seconds)
         first = next(((tape, visits[0]) for tape, visits in runs if visits), None)
-        text = None if first is None else self._text(first[0], split, stage, first[1].step, first[1].best, "prompt", full=True)
+        text = (
+            None
+            if first is None
+            else self._text(first[0], split, stage, first[1].step, first[1].best, "prompt", full=True)
+        )
         inline = self._pages.prefix != ""
         part = self._pages._part(
             "visits.html", split=split, stage=stage, digest=digest, text=text, threshold=threshold,
@@ -198,7 +237,9 @@ class SamplePages:
         )  # fmt: skip
         return {"part": part, "more": not complete}
 
-    def course(self, split: str, stage: str, digest: str, query: Mapping[str, str], seconds: float = SLICE) -> dict[str, Any]:
+    def course(
+        self, split: str, stage: str, digest: str, query: Mapping[str, str], seconds: float = SLICE
+    ) -> dict[str, Any]:
         """The rewards and lengths of a prompt over the steps, as plots."""
         runs, complete, _ = self._visits(split, stage, digest, query, seconds)
         charts = [chart.as_json() for chart in _charts([(self._library.name(at), one) for at, one in runs])]
@@ -221,7 +262,23 @@ class SamplePages:
 
     def peek(self, tape: int, split: str, stage: str, step: int, sample: int, side: str) -> dict[str, Any]:
         """The beginning of a prompt or of a response, for a list."""
-        return {"part": self._pages._part("peek.html", text=self._text(tape, split, stage, step, sample, side))}
+        return {
+            "part": self._pages._part("peek.html", text=self._text(tape, split, stage, step, sample, side))
+        }
+
+    def spelled(
+        self, tape: int, split: str, stage: str, step: int, sample: int, query: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """What some tokens of a long sample say."""
+        view = StepView(self._library, tape, split, stage, step, alone=True)
+        if not 0 <= sample < len(view.main):
+            raise IndexError(sample)
+        from rolltape.viewer.web.pages import spelled
+
+        asked, said = token_rows(view, sample)
+        start = _page_number({"page": query.get("from", "")})
+        row = asked if query.get("side") == "prompt" else said
+        return {"texts": spelled(row, start, start + CHUNK)}
 
     def _text(
         self, tape: int, split: str, stage: str, step: int, sample: int, side: str, *, full: bool = False
@@ -229,12 +286,16 @@ class SamplePages:
         view = StepView(self._library, tape, split, stage, step, alone=True)
         if not 0 <= sample < len(view.main):
             raise IndexError(sample)
-        text = (groups.prompt_texts(view, [sample]) if side == "prompt" else [groups.response_text(view, sample)])[0]
+        text = (
+            groups.prompt_texts(view, [sample]) if side == "prompt" else [groups.response_text(view, sample)]
+        )[0]
         return text if full else brief(text, PEEK)
 
     # -- groups ----------------------------------------------------------------------------------------
 
-    def group(self, tape: int, split: str, stage: str, step: int, sample: int, query: Mapping[str, str]) -> Page:
+    def group(
+        self, tape: int, split: str, stage: str, step: int, sample: int, query: Mapping[str, str]
+    ) -> Page:
         """Two samples of a group side by side: the best and the worst, or those that are named."""
         view = StepView(self._library, tape, split, stage, step)
         order = groups.find_groups(view)
@@ -280,9 +341,15 @@ class SamplePages:
 
     def marked(self, view: StepView, tape: int) -> dict[int, Note]:
         """The notes on the samples of a step."""
-        notes = {one: note for one, note in self.marks(tape, view.split, view.stage).items() if one.step == view.step}
+        notes = {
+            one: note
+            for one, note in self.marks(tape, view.split, view.stage).items()
+            if one.step == view.step
+        }
         places = view.main.places if notes else {}
-        return {places[one.uid, one.index]: note for one, note in notes.items() if (one.uid, one.index) in places}
+        return {
+            places[one.uid, one.index]: note for one, note in notes.items() if (one.uid, one.index) in places
+        }
 
     def note(self, tape: int, split: str, stage: str, step: int, sample: int, said: Any) -> dict[str, Any]:
         """Put a note on a sample."""
@@ -302,7 +369,10 @@ class SamplePages:
             for name in dict.fromkeys([*([stage] if stage else []), *run.stages(split)]):
                 marks = self.marks(tape, split, name)
                 ids = [(one.step, one.uid, one.index) for one in marks]
-                at = {number: place for place, number in places_of(ids, self._library, tape, split, name).items()}
+                at = {
+                    number: place
+                    for place, number in places_of(ids, self._library, tape, split, name).items()
+                }
                 rows += [(place, note, at.get(number)) for number, (place, note) in enumerate(marks.items())]
         return self._pages._page(
             "notes", "notes.html", tape=tape, name=self._library.name(tape), rows=rows,
@@ -395,15 +465,32 @@ def _charts(runs: list[tuple[str, list[Any]]]) -> list[Chart]:
         known = {visit.step: visit for visit in visits}
         mine = [known.get(step) for step in steps]
         low, high = (
-            [None if one is None or not (v := [r for r in one.rewards if r is not None]) else number(of(v)) for one in mine]
+            [
+                None if one is None or not (v := [r for r in one.rewards if r is not None]) else number(of(v))
+                for one in mine
+            ]
             for of in (min, max)
         )
         several = len(runs) > 1
         means = [None if one is None or one.mean is None else number(one.mean) for one in mine]
         rewards.append(Line(visible(name), means, None if several else low, None if several else high))
-        passed.append(Line(visible(name), [None if one is None or one.pass_rate is None else number(one.pass_rate) for one in mine]))
-        lengths.append(Line(visible(name), [None if one is None or one.length is None else number(one.length) for one in mine]))
-    titled = (("reward of this prompt", rewards), ("passed (share)", passed), ("response length (tokens)", lengths))
+        passed.append(
+            Line(
+                visible(name),
+                [None if one is None or one.pass_rate is None else number(one.pass_rate) for one in mine],
+            )
+        )
+        lengths.append(
+            Line(
+                visible(name),
+                [None if one is None or one.length is None else number(one.length) for one in mine],
+            )
+        )
+    titled = (
+        ("reward of this prompt", rewards),
+        ("passed (share)", passed),
+        ("response length (tokens)", lengths),
+    )
     return [
         Chart(title, steps, lines, "")
         for title, lines in titled

@@ -109,6 +109,7 @@ class Viewer:
             Route(f"/course/{asked}", self._asked(lambda at, q: pages.samples.course(**at, query=q))),
             Route(f"/asked/{one}", self._answering(self._prompt_of)),
             Route(f"/peek/{one}", self._asked(self._peek)),
+            Route(f"/spelled/{one}", self._asked(self._spelled)),
             Route(f"/g/{one}", self._page(lambda at, q: pages.samples.group(**at, query=q))),
             Route(f"/notes/{where}", self._page(lambda at, q: pages.samples.notes(at["tape"]))),
             Route(f"/note/{one}", self._note, methods=["POST"]),
@@ -131,6 +132,10 @@ class Viewer:
     def _peek(self, at: dict[str, Any], query: Any) -> dict[str, Any]:
         with self._lock:
             return self._pages.samples.peek(**at, side=query.get("side", ""))
+
+    def _spelled(self, at: dict[str, Any], query: Any) -> dict[str, Any]:
+        with self._lock:
+            return self._pages.samples.spelled(**at, query=query)
 
     def _prompt_of(self, at: dict[str, Any], query: Any) -> Response:
         """From a sample to its prompt."""
