@@ -126,8 +126,7 @@ class Notes:
                 hint=f"{FOLDER} names another folder for them",
             )
         line = {
-            "tape": self._run.id, "split": place.split, "stage": place.stage, "step": place.step, "uid": place.uid,
-            "index": place.index, "note": note.text, "tags": list(note.tags), "when": note.when, "by": note.by,
+            "tape": self._run.id, **as_json(place, note),
         }  # fmt: skip
         try:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
@@ -181,8 +180,8 @@ def checked_tags(tags: object) -> tuple[str, ...]:
 def as_json(place: Marked, note: Note) -> dict[str, Any]:
     """A note for other programs."""
     return {
-        "split": place.split, "stage": place.stage, "step": place.step, "uid": place.uid, "index": place.index,
-        "note": note.text, "tags": list(note.tags), "when": note.when, "by": note.by,
+        "split": place.split, "stage": place.stage, "step": place.step, "uid": place.uid,
+        "index": place.index, "note": note.text, "tags": list(note.tags), "when": note.when, "by": note.by,
     }  # fmt: skip
 
 

@@ -32,7 +32,8 @@ class PromptRecord:
     last: float | None
     best: float | None
     change: float | None
-    """The mean reward over the later half of its steps, minus that over the earlier half; None at one step."""
+    """The mean reward over the later half of its steps, minus that over the earlier half; None at one
+    step."""
     improves: bool | None
     """Whether some later step has a higher mean reward than its first; None at one step."""
     length: float | None

@@ -26,7 +26,7 @@ COLUMNS = (
     "step", "sample", "uid", "index", "reward", "prompt_tokens", "response_tokens", "tokens", "finish",
     "truncated", "version", "prompt",
 )  # fmt: skip
-"""The columns of the table. ``sample`` is the place of a sample in its step, as pages and ``show`` count it."""
+"""The columns of the table. ``sample`` is the place of a sample in its step, as pages and ``show`` count."""
 TRUNCATED = ("length", "max_tokens", "truncated")
 """Reasons to finish that mean a response was cut."""
 _WANTED = tuple(name for name in SCHEMA.names if name not in ("sampling",))

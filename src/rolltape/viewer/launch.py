@@ -34,7 +34,8 @@ def serve(
 ) -> None:
     """Serve the runs on these tapes until Ctrl-C; ``ready`` is told the address, and what is left out.
 
-    With ``read_only``, nobody can write notes. An address that other machines reach gets a token of its own where none is given.
+    With ``read_only``, nobody can write notes. An address that other machines reach gets a token of its own
+    where none is given.
     """
     with _uncollected():
         from rolltape.viewer.library import Library, missing

@@ -6,6 +6,7 @@ import math
 import os
 import select
 import sys
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rich.style import Style

@@ -30,7 +30,7 @@ class Token:
 LONG = 2000
 """From so many tokens on, a page makes them as they are scrolled to."""
 AHEAD = 8
-"""Tokens that are decoded along where a part is spelled: one can look different at the beginning of a text."""
+"""Tokens that are decoded along where a part is spelled: one can look different where a text begins."""
 
 
 class TokenRow(Sequence[Token]):

@@ -23,8 +23,8 @@ from rolltape.rich_text import shown
 def command(tape: str, tag: str | None, split: str | None, stage: str | None, as_json: bool) -> Exit:
     """List the notes that people put on samples of TAPE in the viewer.
 
-    They are kept beside the tape, never on it: in TAPE.notes.jsonl, or in the folder that ROLLTAPE_NOTES names;
-    those on a tape in a store are in a folder of yours.
+    They are kept beside the tape, never on it: in TAPE.notes.jsonl, or in the folder that ROLLTAPE_NOTES
+    names; those on a tape in a store are in a folder of yours.
     """
     notes = Notes(open(tape))
     found = [

@@ -75,12 +75,14 @@ class Seen:
 @click.option("--full", is_flag=True, help="Nothing abridged.")
 @json_option
 def command(
-    tape: str, step: int | None, prompt: str | None, stage: str | None, split: str, call: str | None, rank: int | None, inputs: bool,
+    tape: str, step: int | None, prompt: str | None, stage: str | None, split: str, call: str | None,
+    rank: int | None, inputs: bool,
     sample: int | None, samples: StepSelector | None, columns: str | None, full: bool, as_json: bool,
 ) -> Exit:  # fmt: skip
     """Show what STAGE returned at STEP: shapes, then samples with prompt, response and rewards.
 
-    With --prompt, show one prompt through training: its rewards, lengths, best and worst response at every step.
+    With --prompt, show one prompt through training: its rewards, lengths, best and worst response at every
+    step.
 
     Control characters in the text of a model are written out, never sent to the terminal.
     """
