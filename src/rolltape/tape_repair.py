@@ -159,6 +159,7 @@ def _made_anew(tape: Storage) -> Manifest:
         sources=[one for one in dict.fromkeys(sources) if one != known],
         created=min(when),
         environment={},
+        program={},
         lost=None if digest == digest_of({}) else digest,
     )
 

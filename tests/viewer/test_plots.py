@@ -216,7 +216,7 @@ def test_values_next_to_each_other_are_drawn(watched, tmp_path, values):
 
 def test_integers_of_any_size_are_told_apart():
     left, right = ({0: {"tokens": 2**53, "huge": 10**400}}, {0: {"tokens": 2**53 + 1, "huge": 10**400}})
-    parted, same = charts.both_charts(left, right, ("a", "b"), "")
+    parted, same = charts.both_charts(left, right, ((0, "a"), (1, "b")), "")
     assert (parted.title, parted.mark, parted.note) == (
         "tokens",
         0,
@@ -224,7 +224,7 @@ def test_integers_of_any_size_are_told_apart():
     )
     assert (same.title, same.mark, same.lines[0].values) == ("huge", None, ["inf"])
     both_nan = {0: {"loss": math.nan}}
-    (chart,) = charts.both_charts(both_nan, both_nan, ("a", "b"), "")
+    (chart,) = charts.both_charts(both_nan, both_nan, ((0, "a"), (1, "b")), "")
     assert chart.mark is None
 
 

@@ -54,7 +54,8 @@ def show_prompt(run: Run, asked: str, stage: str, split: str, *, full: bool, as_
     )
     screen.print(
         shown(
-            f"digest {digest.hex()}; asked at {counted(len(visits), 'step')}; passed: a reward of {number(threshold)} or more",
+            f"digest {digest.hex()}; asked at {counted(len(visits), 'step')}; "
+            f"passed: a reward of {number(threshold)} or more",
             "dim",
         ),
         soft_wrap=True,
@@ -65,8 +66,9 @@ def show_prompt(run: Run, asked: str, stage: str, split: str, *, full: bool, as_
     )  # fmt: skip
     for visit in visits:
         listed.add_row(
-            str(visit.step), str(len(visit.samples)), number(visit.mean), _share(visit.pass_rate), number(visit.length),
-            _said(visit, visit.best, texts, full), _said(visit, visit.worst, texts, full) if visit.worst != visit.best else "",
+            str(visit.step), str(len(visit.samples)), number(visit.mean), _share(visit.pass_rate),
+            number(visit.length), _said(visit, visit.best, texts, full),
+            _said(visit, visit.worst, texts, full) if visit.worst != visit.best else "",
         )  # fmt: skip
     screen.print(listed)
     return Exit.FINDINGS if samples.unreadable else Exit.CLEAN
@@ -171,6 +173,7 @@ def _as_json(visit: Visit, texts: dict[tuple[int, int], str]) -> dict[str, Any]:
         for name, at in (("best", visit.best), ("worst", visit.worst))
     }
     return {
-        "step": visit.step, "samples": list(visit.samples), "rewards": list(visit.rewards), "mean": visit.mean,
+        "step": visit.step, "samples": list(visit.samples), "rewards": list(visit.rewards),
+        "mean": visit.mean,
         "pass_rate": visit.pass_rate, "length": visit.length, "longest": visit.longest, **sides,
     }  # fmt: skip

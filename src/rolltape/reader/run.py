@@ -118,6 +118,11 @@ class Run:
         """Versions and flags that could change numbers."""
         return self.manifest.environment
 
+    @property
+    def program(self) -> Mapping[str, str]:
+        """The ``command`` that began the tape and the ``commit`` of its code, where these are known."""
+        return self.manifest.program
+
     # -- what there is ---------------------------------------------------------------------------------
 
     @property

@@ -21,6 +21,7 @@ from rolltape.codec.file import FORMAT
 from rolltape.errors import CorruptFileError, FormatVersionError, StepExistsError, StepMissingError
 from rolltape.storage import Storage, has_segments
 from rolltape.storage.segment_index import FORMAT as SEGMENTED
+from rolltape.tape.program import program
 
 NAME = "tape.json"
 NEWEST = SEGMENTED
@@ -53,6 +54,8 @@ class Manifest:
     """The digest of the fingerprint, where a repair found that but not the fingerprint."""
     sources: Sequence[str] = ()
     """Ids of the tapes from which recordings were copied onto this one, by ``cut`` or ``accept``."""
+    program: Mapping[str, str] = field(default_factory=dict)
+    """The ``command`` that began it and the ``commit`` of its code, where these are known."""
 
     @property
     def digest(self) -> str:
@@ -69,6 +72,7 @@ def new_manifest(fingerprint: Mapping[str, Any], baseline: Mapping[str, str] | N
         fingerprint=plain_parts(fingerprint),
         environment=environment(),
         baseline=baseline,
+        program=program(),
     )
 
 
@@ -149,8 +153,12 @@ def _manifest(node: Mapping[str, Any]) -> Manifest:
     sources = node.get("sources", [])
     if type(sources) is not list or not all(type(one) is str for one in sources):
         raise TypeError("sources are not ids of tapes")
+    known = node.get("program", {})
+    if type(known) is not dict or not all(type(one) is str for one in known.values()):
+        raise TypeError("program is not texts by name")
     found = {name: node[name] for name in (*kinds, "format")}
-    return Manifest(**found, earlier=earlier, baseline=baseline, cut=cut, lost=lost, sources=sources)
+    more: dict[str, Any] = {"earlier": earlier, "baseline": baseline, "cut": cut, "lost": lost}
+    return Manifest(**found, **more, sources=sources, program=known)
 
 
 def raise_format(storage: Storage) -> None:
@@ -164,7 +172,7 @@ def write_manifest(storage: Storage, manifest: Manifest, *, replace: bool = Fals
     """Publish a manifest, in the format of the tape; if another was first, return the one that holds."""
     manifest = dataclasses.replace(manifest, format=SEGMENTED if has_segments(storage) else FORMAT)
     node = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__}
-    for optional in ("earlier", "baseline", "cut", "lost", "sources"):
+    for optional in ("earlier", "baseline", "cut", "lost", "sources", "program"):
         if not node[optional]:
             del node[optional]
     text = json.dumps(node, indent=2, ensure_ascii=False, allow_nan=False)

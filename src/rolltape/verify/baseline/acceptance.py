@@ -64,8 +64,9 @@ def accept(ours: Run, theirs: Run, *, author: str, reason: str, verdict: str) ->
     when = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
     line = Acceptance(author, reason, old.id, new.id, verdict, when, fresh.id)
     baseline.append(NAME, json.dumps(asdict(line)).encode())
-    fresh = replace(fresh, environment=new.environment, earlier=old.earlier, sources=sources)
-    write_manifest(baseline, replace(fresh, cut=old.cut if replay else new.cut), replace=True)
+    fresh = replace(fresh, environment=new.environment, program=new.program, earlier=old.earlier)
+    cut = old.cut if replay else new.cut
+    write_manifest(baseline, replace(fresh, sources=sources, cut=cut), replace=True)
     return len(keys)
 
 

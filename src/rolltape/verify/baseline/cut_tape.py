@@ -107,7 +107,7 @@ def cut(
         fresh = replace(
             new_manifest(manifest.fingerprint, manifest.baseline),
             environment=manifest.environment, earlier=manifest.earlier, sources=sources,
-            cut=_said(run, steps, samples),
+            program=manifest.program, cut=_said(run, steps, samples),
         )  # fmt: skip
     else:
         fresh = redaction.manifest(manifest, new_manifest({}))

@@ -346,6 +346,7 @@ class Redaction:
             fingerprint=walker.node(dict(manifest.fingerprint)),
             environment=environment,
             earlier=earlier,
+            program={},
         )
 
     def pieces(self, key: Key, file: RecordingFile, manifest: Manifest, tape: Manifest) -> list[Any]:

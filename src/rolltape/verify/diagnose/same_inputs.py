@@ -80,6 +80,11 @@ def environment(manifests: tuple[Manifest, Manifest]) -> list[Change]:
     return _changes(manifests[0].environment, manifests[1].environment)
 
 
+def program(manifests: tuple[Manifest, Manifest]) -> list[Change]:
+    """Where commands and commits differ: what somebody changed, and no proof of anything."""
+    return _changes(manifests[0].program, manifests[1].program)
+
+
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     return [Change(*place) for place in differences(dict(before), dict(after))]
 

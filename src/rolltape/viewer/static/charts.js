@@ -1,6 +1,6 @@
 // The plots of a page. Each is also a table, which needs no eyes, no mouse and no uPlot.
 "use strict";
-rolltape.charts = (({ main, tag, read, place, setQuery }, { Plot, readPalette, said, drawing, knows }, { buttons }) => {
+rolltape.charts = (({ main, tag, read, place, setQuery }, { Plot, readPalette, said, drawing, knows }, { Heat }, { buttons }) => {
   const live = new Map(); // figure -> its plot
   knows(() => [...live.values()]);
 
@@ -28,7 +28,9 @@ rolltape.charts = (({ main, tag, read, place, setQuery }, { Plot, readPalette, s
   }
 
   function draw(figure) {
-    if (typeof uPlot !== "undefined") live.set(figure, new Plot(figure));
+    const { heat } = read(figure.querySelector("script"));
+    if (heat) live.set(figure, new Heat(figure));
+    else if (typeof uPlot !== "undefined") live.set(figure, new Plot(figure));
     addTable(figure);
   }
   function figureOf(chart) {
@@ -77,6 +79,28 @@ rolltape.charts = (({ main, tag, read, place, setQuery }, { Plot, readPalette, s
     smooth.addEventListener("input", apply);
     smooth.addEventListener("change", () => setQuery("smooth", Number(smooth.value) ? smooth.value : ""));
     log.addEventListener("change", () => { setQuery("log", log.checked ? "1" : ""); apply(); });
+    const over = main.querySelector("#over");
+    Object.assign(drawing, { over: "step", axes: {} });
+    if (!over) return;
+    over.addEventListener("change", () => { setQuery("over", over.value === "step" ? "" : over.value); overAxis(over.value); });
+    if (["time", "tokens"].includes(query.get("over"))) { over.value = query.get("over"); overAxis(over.value); }
+  }
+  // What the steps are drawn over: each run tells its own times and tokens, once somebody asks for them.
+  async function overAxis(choice) {
+    const places = main.querySelector("#axes"), wait = main.querySelector("#over-wait");
+    if (choice !== "step") for (const [run, found] of Object.entries(read(places))) {
+      for (let answer = found; typeof found === "string" && !(drawing.axes[run] || {}).done; drawing.axes[run] = answer) {
+        wait.textContent = "reading the recordings …";
+        try { answer = await (await fetch(found)).json(); } catch { wait.textContent = "the server does not answer"; return; }
+        if (!wait.isConnected) return;
+      }
+      if (typeof found !== "string") drawing.axes[run] = found;
+    }
+    const known = choice === "step" || Object.values(drawing.axes).some((one) => Object.keys(one[choice]).length);
+    wait.textContent = known ? "" : "not recorded";
+    drawing.over = known ? choice : "step";
+    for (const one of live.values()) { one.zoomed = null; one.rebuild(); }
+    main.querySelector("#over").dataset.drawn = drawing.over;
   }
   function sayMissing() {
     const first = main.querySelector(".charts"), text = document.body.dataset.noplots;
@@ -102,4 +126,4 @@ rolltape.charts = (({ main, tag, read, place, setQuery }, { Plot, readPalette, s
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 
   return { ready, repaint };
-})(rolltape.page, rolltape.plot, rolltape.save);
+})(rolltape.page, rolltape.plot, rolltape.heat, rolltape.save);

@@ -9,7 +9,10 @@ from __future__ import annotations
 from importlib import resources
 
 PLOT_SCRIPT, PLOT_STYLE = "uPlot.iife.min.js", "uPlot.min.css"
-SCRIPTS = ("page.js", "plot.js", "save.js", "charts.js", "tables.js", "tokens.js", "samples.js", "viewer.js")
+SCRIPTS = (
+    "page.js", "plot.js", "heat.js", "save.js", "charts.js", "tables.js", "tokens.js", "samples.js",
+    "viewer.js",
+)  # fmt: skip
 """Ours, in the order in which they need each other."""
 STYLE = "viewer.css"
 NO_PLOTS = (

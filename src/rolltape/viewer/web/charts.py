@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from rolltape.reader.visible import visible
@@ -22,12 +24,27 @@ NAMES = {
 SHARES = ("truncated", "zero_variance")
 
 
+SPREADS = ("reward", "length", "logprob", "entropy", "mismatch")
+"""Of these the distribution is drawn, too."""
+QUANTILES = {"lowest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "highest": 1.0}
+MOST_COLUMNS, MOST_BINS = 200, 24
+"""Of a heat map."""
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """One step, in numbers: name -> value, lowest, highest."""
 
     step: int
     values: dict[str, tuple[float, float | None, float | None]]
+    spreads: dict[str, list[float]] = field(default_factory=dict)
+    """Values of single samples in order, evenly chosen where there are many."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What each stage took when it ran, in their order."""
+    tokens: int | None = None
+    """Of all responses; None where nothing tells."""
+    recorded: float | None = None
+    """When, in seconds since 1970, by the clock of its machine."""
 
 
 Value = float | str | None
@@ -48,6 +65,24 @@ class Line:
     values: list[Value]
     low: list[Value] | None = None
     high: list[Value] | None = None
+    run: int | None = None
+    """The number of the run it is of, where a chart has several."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """How many samples have which value, over the steps."""
+
+    columns: list[tuple[int, int]]
+    """The first and the last step of each: several steps where there are many."""
+    edges: list[float]
+    """Between the rows, ascending: one more than there are rows."""
+    counts: list[list[int]]
+    """By column, then by row, lowest first."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For the page's script."""
+        return {"columns": self.columns, "edges": shortened(self.edges), "counts": self.counts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +99,23 @@ class Chart:
     note: str = ""
     share: bool = False
     """Whether its values are shares, from 0 to 1."""
+    stack: bool = False
+    """Whether its lines are parts of a whole, drawn one upon the other."""
+    heat: HeatMap | None = None
+    """How values are distributed; the lines are then their quantiles."""
 
     def as_json(self) -> dict[str, Any]:
         """For the page's script. Every digit is there: two runs may part in the last."""
         lines = [
             {"name": line.name, "values": line.values}
             | ({} if line.low is None else {"low": line.low, "high": line.high})
+            | ({} if line.run is None else {"run": line.run})
             for line in self.lines
         ]
-        return {
+        heat = {} if self.heat is None else {"heat": self.heat.as_json()}
+        return heat | {
             "title": self.title, "steps": self.steps, "lines": lines, "href": self.href, "mark": self.mark,
-            "note": self.note, "share": self.share,
+            "note": self.note, "share": self.share, "stack": self.stack,
         }  # fmt: skip
 
 
@@ -103,6 +144,85 @@ def summary_charts(summaries: Sequence[Summary], href: str) -> list[Chart]:
     return found
 
 
+def spread_charts(summaries: Sequence[Summary], href: str) -> list[Chart]:
+    """How the samples of each step are distributed, as heat maps."""
+    found = []
+    for name in SPREADS:
+        some = [summary for summary in summaries if summary.spreads.get(name)]
+        drawn = heat_map([(summary.step, summary.spreads[name]) for summary in some])
+        if drawn is None:
+            continue
+        lines = [
+            Line(title, shortened([_quantile(summary.spreads[name], share) for summary in some]))
+            for title, share in QUANTILES.items()
+        ]
+        steps = [summary.step for summary in some]
+        found.append(Chart(f"{NAMES[name]}: distribution", steps, lines, href, heat=drawn))
+    return found
+
+
+def heat_map(spreads: Sequence[tuple[int, Sequence[float]]]) -> HeatMap | None:
+    """Values over steps as counts in rows; None where there is nothing to tell apart.
+
+    >>> heat_map([(0, [0.0, 0.0, 1.0]), (1, [1.0, 1.0, 1.0])])
+    HeatMap(columns=[(0, 0), (1, 1)], edges=[-0.5, 0.5, 1.5], counts=[[2, 1], [0, 3]])
+    """
+    every = sorted({value for _, values in spreads for value in values})
+    if len(every) < 2:
+        return None
+    if len(every) <= MOST_BINS:  # a row for each value
+        inner = [(low + high) / 2 for low, high in pairwise(every)]
+        edges = [2 * every[0] - inner[0], *inner, 2 * every[-1] - inner[-1]]
+    else:
+        width = (every[-1] - every[0]) / MOST_BINS
+        edges = [every[0] + at * width for at in range(MOST_BINS)] + [every[-1]]
+    size = -(-len(spreads) // MOST_COLUMNS)
+    parts = [spreads[at : at + size] for at in range(0, len(spreads), size)]
+    counts = [[0] * (len(edges) - 1) for _ in parts]
+    for part, row in zip(parts, counts, strict=True):
+        for _, values in part:
+            for value in values:
+                row[min(max(bisect_right(edges, value) - 1, 0), len(row) - 1)] += 1
+    return HeatMap([(part[0][0], part[-1][0]) for part in parts], edges, counts)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return values[round(share * (len(values) - 1))]
+
+
+def time_charts(summaries: Sequence[Summary], href: str) -> list[Chart]:
+    """What the stages of each step took when they ran, and how many tokens a second were generated."""
+    timed = [summary for summary in summaries if any(summary.seconds.values())]
+    if not timed:
+        return []
+    steps = [summary.step for summary in timed]
+    stages = list(dict.fromkeys(name for summary in timed for name in summary.seconds))
+    lines = [Line(visible(name), shortened([one.seconds.get(name, 0.0) for one in timed])) for name in stages]
+    found = [Chart("seconds by stage", steps, lines, href, stack=True)]
+    rates = [
+        (one.step, one.tokens / one.seconds["rollout"])
+        for one in timed
+        if one.tokens and one.seconds.get("rollout")
+    ]
+    if rates:
+        line = Line("tokens a second", shortened([rate for _, rate in rates]))
+        found.append(Chart("tokens a second in rollout", [step for step, _ in rates], [line], href))
+    return found
+
+
+def axes(summaries: Sequence[Summary]) -> dict[str, dict[int, float]]:
+    """What steps can be drawn over instead: seconds since the first, and tokens generated until then."""
+    ordered = sorted(summaries, key=lambda summary: summary.step)
+    times = {one.step: one.recorded for one in ordered if one.recorded is not None}
+    begun = min(times.values(), default=0.0)
+    total, tokens = 0, {}
+    for one in ordered:
+        total += one.tokens or 0
+        if one.tokens is not None:
+            tokens[one.step] = float(total)
+    return {"time": {step: at - begun for step, at in times.items()}, "tokens": tokens}
+
+
 def metric_charts(metrics: Mapping[int, Mapping[str, object]], href: str) -> list[Chart]:
     """What was logged, one chart for each metric that is a number."""
     return [
@@ -124,10 +244,10 @@ def curves(metrics: Mapping[int, Mapping[str, object]]) -> dict[str, dict[int, i
 def both_charts(
     left: Mapping[int, Mapping[str, object]],
     right: Mapping[int, Mapping[str, object]],
-    names: tuple[str, str],
+    names: tuple[tuple[int, str], tuple[int, str]],
     href: str,
 ) -> list[Chart]:
-    """The metrics of two runs in one chart each, and where they part, those that part first in front."""
+    """The metrics of two runs, by number and name, in one chart each; those that part first in front."""
     ours, theirs = curves(left), curves(right)
     charts = []
     for name in (name for name in ours if name in theirs):
@@ -139,21 +259,23 @@ def both_charts(
             else f"differs from step {part} on, {_apart(mine, other)}"
         )
         curve_of = zip(names, (mine, other), strict=True)
-        lines = [Line(which, [number(curve.get(at)) for at in steps]) for which, curve in curve_of]
+        lines = [
+            Line(which, [number(curve.get(at)) for at in steps], run=run) for (run, which), curve in curve_of
+        ]
         charts.append(Chart(name, steps, lines, href, part, note))
     return sorted(charts, key=lambda chart: math.inf if chart.mark is None else chart.mark)
 
 
-def overlaid(runs: Sequence[tuple[str, Mapping[int, Mapping[str, object]]]]) -> list[Chart]:
-    """The metrics of any number of runs, by name and what they logged: one chart for each metric."""
-    found = [(visible(name), curves(metrics)) for name, metrics in runs]
-    names = sorted({metric for _, mine in found for metric in mine}, key=_rank)
+def overlaid(runs: Sequence[tuple[int, str, Mapping[int, Mapping[str, object]]]]) -> list[Chart]:
+    """The metrics of any number of runs, by number, name and what they logged: one chart for each metric."""
+    found = [(at, visible(name), curves(metrics)) for at, name, metrics in runs]
+    names = sorted({metric for *_, mine in found for metric in mine}, key=_rank)
     charts = []
     for metric in names:
-        steps = sorted({step for _, mine in found for step in mine.get(metric, ())})
+        steps = sorted({step for *_, mine in found for step in mine.get(metric, ())})
         lines = [
-            Line(name, shortened([number(mine.get(metric, {}).get(at)) for at in steps]))
-            for name, mine in found
+            Line(name, shortened([number(mine.get(metric, {}).get(at)) for at in steps]), run=run)
+            for run, name, mine in found
         ]
         charts.append(Chart(metric, steps, lines, ""))
     return charts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -134,13 +135,18 @@ class Pages:
         splits = list(dict.fromkeys(one for at in chosen for one in library.runs[at].splits))
         split = split if split in splits else next(iter(splits), "train")
         damaged: list[RolltapeError] = []
-        logged = [(library.name(at), library.runs[at].metrics(split, 0, damaged)) for at in chosen]
+        logged = [(at, library.name(at), library.runs[at].metrics(split, 0, damaged)) for at in chosen]
         return self._page(
             f"{len(chosen)} runs", "overlay.html", names=[(at, library.name(at)) for at in chosen],
             split=split, splits=splits, on=",".join(map(str, chosen)),
-            charts=[chart.as_json() for chart in charts.overlaid(logged)],
+            charts=[chart.as_json() for chart in charts.overlaid(logged)], axes=self._axes(chosen, split),
             damaged=[f"{error.where}: {error.what}" for error in damaged],
         )  # fmt: skip
+
+    def _axes(self, runs: list[int], split: str) -> dict[int, object]:
+        """Where a page asks what the steps of runs can be drawn over: an address by run."""
+        stages = {at: self.library.main_stage(at, split) for at in runs}
+        return {at: self.url("axes", at, split, name) for at, name in stages.items() if name is not None}
 
     def matrix(self, chosen: list[int]) -> Page:
         """The verdict on each of some runs against each other."""
@@ -160,12 +166,13 @@ class Pages:
         first, last = (every[0], every[-1]) if every else (0, 0)
         strips = [charts.strip(name, run.steps(name, split), first, last) for name in stages]
         logged = charts.metric_charts(metrics, href)
-        drawn = None if summaries is None else [c.as_json() for c in charts.summary_charts(summaries, href)]
+        drawn = None if summaries is None else sample_charts(summaries, href)
+        axes = self._axes([tape], split) if summaries is None else {tape: charts.axes(summaries)}
         return self._page(
             library.name(tape), "overview.html", tape=tape, opened=run,
             name=library.name(tape), split=split, splits=splits, stage=stage, steps=steps, first=first,
             last=last, strips=strips, href=href, most=MOST_LINKS,
-            charts=[chart.as_json() for chart in logged],
+            charts=[chart.as_json() for chart in logged], axes=axes,
             others=library.others(tape), inline=self.prefix != "",
             summaries=drawn, damaged=[f"{error.where}: {error.what}" for error in damaged],
         )  # fmt: skip
@@ -240,17 +247,20 @@ class Pages:
         metrics = [run.metrics(split, 0, damaged) for run in runs]
         stage = library.main_stage(left, split)
         href = "" if stage is None else self.url("c", left, right, split, stage) + "/{}"
-        drawn = charts.both_charts(metrics[0], metrics[1], (visible(names[0]), visible(names[1])), href)
+        shown = (left, visible(names[0])), (right, visible(names[1]))
+        drawn = charts.both_charts(metrics[0], metrics[1], shown, href)
         steps = sorted(set(runs[0].steps(None, split)) & set(runs[1].steps(None, split)))
         return self._page(
             f"{names[0]} and {names[1]}", "compare.html", left=left, right=right, names=names, split=split,
             splits=both, stage=stage, charts=[chart.as_json() for chart in drawn], steps=steps, report=report,
+            axes={} if self.prefix else self._axes([left, right], split),
             most=MOST_LINKS, damaged=[f"{error.where}: {error.what}" for error in damaged],
         )  # fmt: skip
 
     def report(self, left: int, right: int, asked: Asked) -> Markup:
         """What a finished comparison says, as a part of a page."""
         from rolltape.verify.comparison import worst_of
+        from rolltape.verify.diagnose.same_inputs import program
         from rolltape.verify.measure.verdict import Verdict
         from rolltape.verify.report.html_page import spark
 
@@ -272,8 +282,9 @@ class Pages:
         )
         links = [(link, self._shown_at(left, right, report, link.first)) for link in differing]
         return self._part(
-            "report.html", problem="", left=left, right=right, inline=self.prefix != "", report=report, stages=stages, links=links, alike=list(alike),
-            spark=lambda errors: Markup(spark(errors)),
+            "report.html", problem="", left=left, right=right, inline=self.prefix != "", report=report,
+            stages=stages, links=links, alike=list(alike), spark=lambda errors: Markup(spark(errors)),
+            program=program(report.comparison.manifests),
         )  # fmt: skip
 
     def verdict(self, left: int, right: int, asked: Asked) -> Markup:
@@ -352,6 +363,12 @@ class Pages:
         before = max((other for other in steps if other < step), default=None)
         after = min((other for other in steps if other > step), default=None)
         return before, after
+
+
+def sample_charts(summaries: Sequence[Summary], href: str) -> list[dict[str, Any]]:
+    """All that is drawn of the samples of a run, as the page's script wants it."""
+    made = (charts.summary_charts, charts.spread_charts, charts.time_charts)
+    return [chart.as_json() for make in made for chart in make(summaries, href)]
 
 
 def coded(text: object) -> Markup:

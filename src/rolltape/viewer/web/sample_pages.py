@@ -72,7 +72,8 @@ class SamplePages:
             "samples", "search.html", tape=tape, name=self._library.name(tape), split=split, stage=stage,
             splits=self._library.runs[tape].splits, stages=self._library.runs[tape].stages(split),
             asked=_question(query), tag=query.get("tag", ""), tags=all_tags(marked),
-            against=query.get("against", ""), finding=query.get("finding", ""), others=self._library.others(tape),
+            against=query.get("against", ""), finding=query.get("finding", ""),
+            others=self._library.others(tape),
             address=self._pages.url("found", tape, **_kept(query)),
         )  # fmt: skip
 
@@ -118,7 +119,8 @@ class SamplePages:
             noted={place: notes[there[at]] for place, at in marks.items()}, findings=findings,
             chosen=query.get("finding", ""), sorts=SORTS,
             link=lambda **new: self._pages.url("s", tape, **{**_kept(query), **new}),
-            against=other, side=lambda hit: self._beside(tape, other, split, stage, hit, query) if findings else "",
+            against=other,
+            side=lambda hit: self._beside(tape, other, split, stage, hit, query) if findings else "",
         )  # fmt: skip
         return {"part": part, "more": bool(waiting) or not found.complete, "status": waiting}
 
@@ -178,10 +180,14 @@ class SamplePages:
         kept = [*known, *(one for one in kept if value(one) is None)]
         page = _page_number(query)
         shown = kept[page * most : (page + 1) * most]
+        places = [(one.step, one.sample) for one in shown] if self._pages.prefix else []
+        texts = (
+            [self._text(tape, split, stage, *one, "prompt") for one in places] if self._pages.prefix else None
+        )
         part = self._pages._part(
             "fared.html", tape=tape, split=split, stage=stage, rows=shown, total=len(kept), every=len(every),
             read=read, threshold=threshold, sort=sort, down=down, page=page, page_size=most,
-            texts=None if self._pages.prefix == "" else [self._text(tape, split, stage, one.step, one.sample, "prompt") for one in shown],
+            texts=texts,
             link=lambda **new: self._pages.url("p", tape, **{**_kept(query), **new}),
         )  # fmt: skip
         return {"part": part, "more": not read.complete}
@@ -205,8 +211,8 @@ class SamplePages:
         part: Any = None,
         charts: Any = (),
     ) -> Page:
-        """One prompt through training, in every run. ``part`` and ``charts`` where they are to be in the page;
-        else it asks for them."""
+        """One prompt through training, in every run. ``part`` and ``charts`` where they are to be in the
+        page; else it asks for them."""
         _hex(digest)
         kept = _kept(query)
         return self._pages._page(
@@ -229,10 +235,14 @@ class SamplePages:
             else self._text(first[0], split, stage, first[1].step, first[1].best, "prompt", full=True)
         )
         inline = self._pages.prefix != ""
+
+        def said(tape: int, step: int, sample: int) -> str | None:
+            return self._text(tape, split, stage, step, sample, "response") if inline else None
+
         part = self._pages._part(
             "visits.html", split=split, stage=stage, digest=digest, text=text, threshold=threshold,
             runs=[(tape, self._library.name(tape), visits) for tape, visits in runs], most=MOST_VISITS,
-            said=lambda tape, step, sample: self._text(tape, split, stage, step, sample, "response") if inline else None,
+            said=said,
             complete=complete,
         )  # fmt: skip
         return {"part": part, "more": not complete}
@@ -315,8 +325,9 @@ class SamplePages:
         ]
         around = [order[at].best if 0 <= at < len(order) else None for at in (mine - 1, mine + 1)]
         return self._pages._page(
-            f"group {group.uid} of step {step}", "group.html", tape=tape, name=self._library.name(tape), split=split,
-            stage=stage, step=step, group=group, sides=sides, sample=sample, left=left, right=right,
+            f"group {group.uid} of step {step}", "group.html", tape=tape, name=self._library.name(tape),
+            split=split, stage=stage, step=step, group=group, sides=sides, sample=sample,
+            left=left, right=right,
             prompt=groups.prompt_texts(view, [sample])[0], around=around, same=texts[0] == texts[1],
             inline=self._pages.prefix != "",
         )  # fmt: skip
@@ -427,8 +438,8 @@ def _page_number(query: Mapping[str, str]) -> int:
 
 def _kept(query: Mapping[str, str]) -> dict[str, str]:
     names = (
-        "split", "stage", "where", "q", "regex", "tag", "against", "finding", "sort", "dir", "page", "trend", "pass",
-        "from",
+        "split", "stage", "where", "q", "regex", "tag", "against", "finding", "sort", "dir", "page", "trend",
+        "pass", "from",
     )  # fmt: skip
     return {name: query[name] for name in names if query.get(name)}
 

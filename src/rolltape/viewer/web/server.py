@@ -15,10 +15,9 @@ from rolltape.reader.visible import visible
 from rolltape.steps import as_step
 from rolltape.tape.summary import amount
 from rolltape.viewer.library import Library, missing
-from rolltape.viewer.web import assets
-from rolltape.viewer.web.charts import summary_charts
+from rolltape.viewer.web import assets, charts
 from rolltape.viewer.web.guard import Guard
-from rolltape.viewer.web.pages import Page, Pages
+from rolltape.viewer.web.pages import Page, Pages, sample_charts
 
 try:
     from starlette.applications import Starlette
@@ -32,7 +31,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from rolltape.viewer.comparisons import Asked, Comparisons
-    from rolltape.viewer.series import Series
+    from rolltape.viewer.series import Axes, Series
 
 log = logging.getLogger("rolltape")
 
@@ -64,6 +63,7 @@ class Viewer:
         self._follow = follow
         self._lock = threading.Lock()
         self._series: dict[tuple[int, str, str], Series] = {}
+        self._axes: dict[tuple[int, str, str], Axes] = {}
         self._comparisons: Comparisons | None = None
         self._warm = False
         self._files = assets.load()
@@ -91,6 +91,7 @@ class Viewer:
             Route(f"/verdict/{both}", self._data(lambda at: self._compared(at, self._pages.verdict))),
             Route(f"/series/{where}/{{split}}/{{stage}}", self._data(self._summaries)),
             *self._about_samples(where, named),
+            Route(f"/axes/{where}/{{split}}/{{stage}}", self._data(self._axes_of)),
         ]
         missing = {404: lambda request, error: self._problem("There is no such page", "", 404)}
         self.app = Guard(Starlette(routes=routes, exception_handlers=missing), token=token)
@@ -268,8 +269,17 @@ class Viewer:
             series = self._series.setdefault(where, Series(self._library, *where))
         known, done = series.advance(steps)
         href = self._pages.url("t", tape, split, stage) + "/{}"
-        charts = [chart.as_json() for chart in summary_charts(known, href)]
-        return {"charts": charts, "known": len(known), "steps": len(steps), "done": done}
+        return {"charts": sample_charts(known, href), "known": len(known), "steps": len(steps), "done": done}
+
+    def _axes_of(self, at: dict[str, Any]) -> dict[str, Any]:
+        """What the steps of a run can be drawn over instead, as far as that is known."""
+        from rolltape.viewer.series import Axes
+
+        where = at["tape"], at["split"], at["stage"]
+        with self._lock:
+            axes = self._axes.setdefault(where, Axes(self._library, *where))
+            known, done = axes.advance()
+        return charts.axes(known) | {"done": done}
 
     def _whole(self, page: Page, status: int) -> Response:
         version = self._library.version() if self._follow else ""
