@@ -81,7 +81,8 @@
     try {
       const answer = await (await fetch("/state")).json();
       live.textContent = "following";
-      if (answer.version !== document.body.dataset.follow) {
+      const writing = main.contains(document.activeElement) && /^(INPUT|TEXTAREA)$/.test(document.activeElement.tagName);
+      if (answer.version !== document.body.dataset.follow && !writing) {
         const text = await (await fetch(location.href)).text();
         // A parsed document runs nothing; only what is in its main part is taken over.
         const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("main");

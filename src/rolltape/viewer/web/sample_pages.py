@@ -59,6 +59,8 @@ class SamplePages:
         self._read_only = read_only
         self._searches: OrderedDict[tuple[int, str, str], SampleSearch] = OrderedDict()
         self._notes: dict[str, Notes] = {}
+        self._asked: tuple[object, list[str]] | None = None
+        """A recording, and what stands for the prompt of each of its samples."""
         self._findings: dict[tuple[object, ...], FindingSamples] = {}
         self._fared: dict[tuple[int, str, str], tuple[Any, float, list[PromptRecord]]] = {}
 
@@ -196,11 +198,13 @@ class SamplePages:
         """What stands for the prompt of a sample."""
         samples = self._library.samples(tape, split, stage, step)
         file, row = samples.locate(sample)
-        recorded = RecordedSamples(self._library.source(tape, split, stage).storage, file.recording)
-        contents = recorded.contents()
-        if contents is not None:
-            return prompt_digest(contents[row]).hex()
-        return uid_digest(file.recording.identity()[0][row]).hex()
+        if self._asked is None or self._asked[0] is not file:  # the next sample is asked for next
+            recorded = RecordedSamples(self._library.source(tape, split, stage).storage, file.recording)
+            contents = recorded.contents()
+            uids = file.recording.identity()[0] if contents is None else []
+            digests = [uid_digest(uid) for uid in uids] if contents is None else map(prompt_digest, contents)
+            self._asked = file, [digest.hex() for digest in digests]
+        return self._asked[1][row]
 
     def prompt(
         self,

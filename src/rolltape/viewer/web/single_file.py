@@ -17,6 +17,8 @@ from rolltape.viewer.web import assets
 from rolltape.viewer.web.pages import Page, Pages
 
 PREFIX = "#"
+PATIENCE = 20.0
+"""Seconds for which recordings are read that no index speaks for, of each run."""
 MOST_PROMPTS = 1000
 """Prompts in the table of a file."""
 
@@ -87,26 +89,25 @@ def _pages(
 
 
 def _groups(pages: Pages, view: StepView, tape: int) -> Iterator[tuple[str, Page]]:
-    """Best and worst of every group of a step; every sample of it leads there."""
-    for group in find_groups(view, lengths=False):
-        at = tape, view.split, view.stage, view.step
-        for sample in group.samples if len(group.samples) > 1 else ():
-            yield _path(pages, "g", *at, sample), pages.samples.group(*at, sample, {})
+    """Best and worst of every group of a step."""
+    at = tape, view.split, view.stage, view.step
+    for group in find_groups(view, lengths=False) if view.main.are_samples else ():
+        if len(group.samples) > 1:
+            yield _path(pages, "g", *at, group.best), pages.samples.group(*at, group.best, {})
 
 
 def _over_steps(
     library: Library, pages: Pages, asked: Iterable[tuple[str, str, str]]
 ) -> Iterator[tuple[str, Page]]:
     """What there is over all steps: how prompts fared, the notes, and the prompts of the chosen steps."""
-    forever = float("inf")
     for at in range(len(library.runs)):
         if library.main_stage(at, next(iter(library.runs[at].splits), "train")) is not None:
-            part = pages.samples.fared(at, {}, forever, MOST_PROMPTS)["part"]
+            part = pages.samples.fared(at, {}, PATIENCE, MOST_PROMPTS)["part"]
             yield _path(pages, "p", at), pages.samples.prompts(at, {}, part)
             yield _path(pages, "notes", at), pages.samples.notes(at)
     for split, stage, digest in asked:
-        visits = pages.samples.visits(split, stage, digest, {}, forever)["part"]
-        drawn = pages.samples.course(split, stage, digest, {}, forever)["charts"]
+        visits = pages.samples.visits(split, stage, digest, {}, 0.0)["part"]
+        drawn = pages.samples.course(split, stage, digest, {}, 0.0)["charts"]
         page = pages.samples.prompt(split, stage, digest, {}, visits, drawn)
         yield _path(pages, "prompt", split, stage, digest), page
 
