@@ -309,8 +309,8 @@ def completion(place: Place) -> Any:
 SURFACES: dict[str, Callable[[Place], Any]] = {
     "run": run_, "import": import_,
     **{one.__name__: one for one in (
-        ls, show, notes, check, repair, diff, noise, accept, rerun, cut, redact, doctor, prune, compact, push, pull,
-        sync, drain, serve, export, demo, completion,
+        ls, show, notes, check, repair, diff, noise, accept, rerun, cut, redact, doctor, prune, compact, push,
+        pull, sync, drain, serve, export, demo, completion,
     )},
 }  # fmt: skip
 """Command -> what it answers."""
