@@ -372,7 +372,7 @@ def _clipped(rows: np.ndarray, lasts: np.ndarray) -> np.ndarray:
     """Numbers from 0 to the last of each row, in place.
 
     numpy uses vector instructions where both sides are arrays, and in ``clip`` where a bound is one number:
-    it works on longer rows one at a time, on shorter ones together. The other way takes several times as long.
+    it works on longer rows one at a time, on shorter ones together. The other way takes far longer.
     """
     if 2 * rows.shape[1] > np.getbufsize():
         return np.clip(rows, 0, lasts, out=rows)

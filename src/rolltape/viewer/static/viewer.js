@@ -1,6 +1,6 @@
 // Ties the page together: keys, copying, light and dark, pages in a file, a run that goes on.
 "use strict";
-(({ main, inFile, tag, place, go }, { charts, tokens, tables }) => {
+(({ main, inFile, tag, place, go }, { charts, tokens, tables, samples }) => {
   const keys = document.getElementById("keys"), root = document.documentElement;
 
   function theme() {
@@ -21,13 +21,14 @@
     else if (event.key === "Enter" && !event.target.closest("a, button, summary")) tables.openRow();
     else if (event.key === "c" && select) { select.selectedIndex = (select.selectedIndex + 1) % select.length; select.dispatchEvent(new Event("change")); }
     else if (event.key === "/" && field) { field.focus(); event.preventDefault(); }
+    else if (event.key === "m" && main.querySelector("#note textarea")) { main.querySelector("#note textarea").focus(); event.preventDefault(); }
     else if (event.key === "t") theme();
     else if (event.key === "?") keys.showModal();
   }
   async function copy(button) {
     const what = button.dataset.copy, box = main.querySelector("#" + what);
     const text = what === "link" ? location.href
-      : what === "ids" ? [...main.querySelectorAll('.tokens[data-side="response"] .tok')].map((token) => token.dataset.id).join(", ")
+      : what === "ids" ? [...main.querySelectorAll('.tokens[data-side="response"]')].flatMap((box) => (box.packed ? [...box.packed.ids] : [...box.querySelectorAll(".tok")].map((token) => token.dataset.id))).join(", ")
       : [...box.querySelectorAll("pre")].map((pre) => pre.textContent).join("\n\n");
     const said = button.textContent;
     try { await navigator.clipboard.writeText(text); button.textContent = "copied"; } catch { button.textContent = "not allowed to copy"; }
@@ -66,6 +67,7 @@
   // --- a page has come
   function ready() {
     main.querySelectorAll("[data-part]").forEach(fetchPart);
+    samples.ready(fetchPart);
     reachable(main);
     charts.ready();
     tables.ready();
@@ -85,7 +87,8 @@
     try {
       const answer = await (await fetch("/state")).json();
       live.textContent = "following";
-      if (answer.version !== document.body.dataset.follow) {
+      const writing = main.contains(document.activeElement) && /^(INPUT|TEXTAREA)$/.test(document.activeElement.tagName);
+      if (answer.version !== document.body.dataset.follow && !writing) {
         const text = await (await fetch(location.href)).text();
         // A parsed document runs nothing; only what is in its main part is taken over.
         const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("main");

@@ -9,7 +9,10 @@ from __future__ import annotations
 from importlib import resources
 
 PLOT_SCRIPT, PLOT_STYLE = "uPlot.iife.min.js", "uPlot.min.css"
-SCRIPTS = ("page.js", "plot.js", "heat.js", "save.js", "charts.js", "tables.js", "tokens.js", "viewer.js")
+SCRIPTS = (
+    "page.js", "plot.js", "heat.js", "save.js", "charts.js", "tables.js", "tokens.js", "samples.js",
+    "viewer.js",
+)  # fmt: skip
 """Ours, in the order in which they need each other."""
 STYLES = ("viewer.css", "trust.css")
 NO_PLOTS = (

@@ -6,12 +6,16 @@ waits for the imports of its first page.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
+import numpy as np
+
+from rolltape.cached import cached_property
 from rolltape.errors import RolltapeError
 from rolltape.reader.visible import pieces, visible
 from rolltape.reader.wording import brief, moment, number, seconds
@@ -31,7 +35,9 @@ if TYPE_CHECKING:
     from rolltape.verify.report.report import Link
     from rolltape.viewer.comparisons import Asked
     from rolltape.viewer.side_by_side import SamplePair
+    from rolltape.viewer.token_view import Scale, TokenRow
     from rolltape.viewer.trusts import Trusted
+    from rolltape.viewer.web.sample_pages import SamplePages
 
 MOST_GROUPS = 1000
 """Groups on one page; searching finds the others."""
@@ -48,6 +54,11 @@ def markup(text: object, lines: bool = True) -> Markup:
     return Markup("").join(parts)
 
 
+def seen(text: object) -> str:
+    """A text for a field of a form."""
+    return visible(str(text), "\n\t")
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """One page without its frame."""
@@ -59,9 +70,10 @@ class Page:
 class Pages:
     """Makes pages. ``prefix`` goes before every address: ``#`` where all pages are in one file."""
 
-    def __init__(self, library: Library, prefix: str = "") -> None:
+    def __init__(self, library: Library, prefix: str = "", *, read_only: bool = False) -> None:
         self.library = library
         self.prefix = prefix
+        self._read_only = read_only
         self._compared: tuple[object, Report] | None = None
         self._jinja = Environment(
             loader=PackageLoader("rolltape.viewer"),
@@ -72,16 +84,25 @@ class Pages:
         )
         self._jinja.filters |= {
             "vis": markup,
+            "seen": seen,
             "code": coded,
             "brief": brief,
             "num": number,
             "data": as_data,
-            "shortened": charts.shortened,
+            "scale_data": scale_data,
+            "packed": packed,
             "when": moment,
             "duration": seconds,
             "amount": amount,
         }
         self._jinja.globals |= {"url": self.url, "pair": self.pair, "bar": bar}
+
+    @cached_property
+    def samples(self) -> SamplePages:
+        """The pages about samples over all steps."""
+        from rolltape.viewer.web.sample_pages import SamplePages
+
+        return SamplePages(self, read_only=self._read_only)
 
     def url(self, *parts: object, **query: object) -> str:
         """The address of a page."""
@@ -157,7 +178,7 @@ class Pages:
             name=library.name(tape), split=split, splits=splits, stage=stage, steps=steps, first=first,
             last=last, strips=strips, href=href, most=MOST_LINKS,
             charts=[chart.as_json() for chart in logged], axes=axes,
-            others=library.others(tape), trust=trust,
+            others=library.others(tape), trust=trust, inline=self.prefix != "",
             summaries=drawn, damaged=[f"{error.where}: {error.what}" for error in damaged],
         )  # fmt: skip
 
@@ -190,6 +211,7 @@ class Pages:
             low=min(rewards, default=0.0), high=max(rewards, default=0.0),
             stages=self.library.runs[tape].stages(split), others=self.library.others(tape),
             neighbours=self._neighbours(tape, split, stage, step), damaged=view.damaged,
+            inline=self.prefix != "", marked=self.samples.marked(view, tape),
         )  # fmt: skip
 
     def sample(self, tape: int, split: str, stage: str, step: int, sample: int) -> Page:
@@ -210,10 +232,12 @@ class Pages:
         around = [order[at].best if 0 <= at < len(order) else None for at in (mine - 1, mine + 1)]
         at = group.samples.index(sample)
         beside = [group.samples[i] if 0 <= i < len(group.samples) else None for i in (at - 1, at + 1)]
+        note, locked = self.samples.mark(view, tape, sample)
         return self._page(
             f"sample {sample} of step {step}", "sample.html", tape=tape, name=self.library.name(tape),
             split=split, stage=stage, step=step, one=found, group=group, around=around, beside=beside,
-            others=self.library.others(tape),
+            others=self.library.others(tape), note=note, locked=locked, inline=self.prefix != "",
+            digest=self.samples.digest_of(tape, split, stage, step, sample) if self.prefix else "",
         )  # fmt: skip
 
     def compare(self, left: int, right: int, split: str | None, report: Markup | None = None) -> Page:
@@ -263,8 +287,9 @@ class Pages:
         )
         links = [(link, self._shown_at(left, right, report, link.first)) for link in differing]
         return self._part(
-            "report.html", problem="", report=report, stages=stages, links=links, alike=list(alike),
-            spark=lambda errors: Markup(spark(errors)), program=program(report.comparison.manifests),
+            "report.html", problem="", left=left, right=right, inline=self.prefix != "", report=report,
+            stages=stages, links=links, alike=list(alike), spark=lambda errors: Markup(spark(errors)),
+            program=program(report.comparison.manifests),
         )  # fmt: skip
 
     def verdict(self, left: int, right: int, asked: Asked) -> Markup:
@@ -324,7 +349,7 @@ class Pages:
         return self._page(
             f"sample {sample} of step {step}, compared", "compare_sample.html", left=left, right=right,
             split=split, stage=stage, step=step, sample=sample, pair=pair, uid=uid, index=index, token=token,
-            apart=[] if pair is None else _apart(pair),
+            apart=[] if pair is None else _apart(pair), inline=self.prefix != "",
             names=(self.library.name(left), self.library.name(right)), last=len(views[0].main) - 1,
         )  # fmt: skip
 
@@ -400,11 +425,44 @@ def _by_stage(chain: list[Link]) -> dict[str, list[Link]]:
     return found
 
 
-def _apart(pair: SamplePair) -> list[dict[str, object]]:
+def _apart(pair: SamplePair) -> list[Scale]:
     """How far the numbers of each token are apart, to colour by: what was asked for first."""
+    from rolltape.viewer.token_view import Scale
+
     found = [one for one in pair.scales if one.first is not None]
     found.sort(key=lambda one: one is not pair.chosen)
-    return [{"name": f"difference of {one.name}", "kind": "both", "values": one.apart} for one in found]
+    return [Scale(f"difference of {one.name}", "both", one.apart) for one in found]
+
+
+def scale_data(scale: Scale) -> dict[str, object]:
+    """The numbers of tokens for the page's script; of many, the bytes of their floats."""
+    from rolltape.viewer.token_view import LONG
+
+    said: dict[str, object] = {"name": scale.name, "kind": scale.kind}
+    if len(scale.values) > LONG:
+        return said | {"packed": _in_base64(np.asarray(scale.values, "<f4"))}
+    return said | {"values": charts.shortened(scale.values)}
+
+
+def packed(tokens: TokenRow, whole: bool) -> dict[str, object]:
+    """Many tokens for the page's script, which makes them as they are scrolled to. What they say comes along
+    where the ``whole`` is wanted; else it is asked for."""
+    texts = spelled(tokens, 0, len(tokens)) if whole and tokens.spelled else None
+    wide = bool(len(tokens)) and (int(tokens.ids.max()) >= 2**31 or int(tokens.ids.min()) < -(2**31))
+    return {
+        "ids": tokens.ids.tolist() if wide else _in_base64(tokens.ids.astype("<i4")), "texts": texts,
+        "trained": _in_base64(tokens.trained.astype(np.uint8)), "count": len(tokens), "named": tokens.spelled,
+    }  # fmt: skip
+
+
+def spelled(tokens: TokenRow, start: int, stop: int) -> list[object]:
+    """What some tokens say: a text each, or its pieces and whether each is written out."""
+    found = (pieces(text or "", "\n\t") for text in tokens.texts(start, stop))
+    return [one[0][0] if len(one) == 1 and not one[0][1] else [list(piece) for piece in one] for one in found]
+
+
+def _in_base64(data: np.ndarray) -> str:
+    return base64.b64encode(data.tobytes()).decode("ascii")
 
 
 def as_data(value: object) -> Markup:
