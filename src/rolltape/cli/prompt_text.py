@@ -89,9 +89,9 @@ def _find(run: Run, table: pa.Table, asked: str, stage: str, split: str) -> byte
             )
         return _digest_of(run, found.locate(int(place[2])))
     if _DIGEST.fullmatch(asked):
-        meant = [one for one in known if one.hex().startswith(asked)]
-        if len(meant) == 1:
-            return meant[0]
+        begun = [one for one in known if one.hex().startswith(asked)]
+        if len(begun) == 1:
+            return begun[0]
     meant = _by_text(run, table, asked, stage, split)
     if len(meant) == 1:
         return next(iter(meant))

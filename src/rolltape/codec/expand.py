@@ -375,9 +375,9 @@ def _clipped(rows: np.ndarray, lasts: np.ndarray) -> np.ndarray:
     it works on longer rows one at a time, on shorter ones together. The other way takes far longer.
     """
     if 2 * rows.shape[1] > np.getbufsize():
-        return np.clip(rows, 0, lasts, out=rows)
+        return np.asarray(np.clip(rows, 0, lasts, out=rows))
     np.maximum(rows, np.zeros(rows.shape[1], rows.dtype), out=rows)
-    return np.minimum(rows, lasts, out=rows)
+    return np.asarray(np.minimum(rows, lasts, out=rows))
 
 
 def _ramp_rows(out: np.ndarray, starts: list[int], stops: list[int], tail: str) -> None:

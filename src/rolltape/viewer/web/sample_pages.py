@@ -90,7 +90,8 @@ class SamplePages:
         split, stage = self._which(tape, query)
         asked, notes = _question(query), self.marks(tape, split, stage)
         among: dict[tuple[int, int], str] | None = None
-        waiting, findings = "", []
+        waiting = ""
+        findings: list[tuple[str, str]] = []
         if query.get("tag"):
             chosen = [place for place, note in notes.items() if query["tag"] in (*note.tags, "*")]
             among = {
@@ -371,7 +372,8 @@ class SamplePages:
         view = StepView(self._library, tape, split, stage, step, alone=True)
         if not 0 <= sample < len(view.main):
             raise IndexError(sample)
-        text, tags = (said.get("note", ""), said.get("tags", [])) if isinstance(said, dict) else (None, [])
+        asked: dict[str, Any] = said if isinstance(said, dict) else {"note": None}
+        text, tags = asked.get("note", ""), asked.get("tags", [])
         note = self.notes_on(tape, split, stage).write(_marked(view, sample), text, tags)
         return {"note": note.text, "tags": list(note.tags), "when": note.when, "by": visible(note.by)}
 

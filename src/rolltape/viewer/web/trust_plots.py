@@ -71,7 +71,7 @@ class Plot:
     marks: list[tuple[float, str]]
     """Where a text stands below the bars."""
     heads: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
     """The same as a table."""
 
 
@@ -94,7 +94,7 @@ class ShownRow:
     cut: int
     """Tokens that are left out."""
     tokens: list[ShownToken]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
     """The worst tokens as a table: place, token, engine, trainer, log-ratio."""
 
 
