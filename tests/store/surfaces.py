@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import rolltape
-from rolltape.notes import Marked, Notes
+from rolltape.sample_notes import Marked, Notes
 from rolltape.storage import joined, storage_at
 from rolltape.verify.rerun.formulas import grpo
 from tests.cli_tapes import in_process, run

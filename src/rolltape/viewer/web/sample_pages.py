@@ -11,9 +11,9 @@ from rolltape.index.index_rows import RecordedSamples
 from rolltape.index.prompt_history import TRENDS, PromptRecord, passing, prompt_records, prompt_visits
 from rolltape.index.prompt_key import prompt_digest, uid_digest
 from rolltape.key import check_name
-from rolltape.notes import Marked, Note, Notes, all_tags
 from rolltape.reader.visible import visible
 from rolltape.reader.wording import brief
+from rolltape.sample_notes import Marked, Note, Notes, all_tags
 from rolltape.viewer import prompt_groups as groups
 from rolltape.viewer.comparisons import Asked
 from rolltape.viewer.finding_samples import FindingSamples, finding_names
