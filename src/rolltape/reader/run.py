@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rolltape.errors import RolltapeError
+from rolltape.hooks import hook
 from rolltape.key import Key, check_name, metrics_path
 from rolltape.reader.acceptances import acceptances
 from rolltape.reader.listing import StageFiles, is_name, stage_files
@@ -79,6 +80,10 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.path!r}, {self.title})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it; what draws it lies above."""
+        return str(hook("run in a notebook")(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What another process is given: where the tape is; what is on it, it sees for itself."""

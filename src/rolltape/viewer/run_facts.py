@@ -66,7 +66,7 @@ def run_facts(library: Library, at: int) -> RunFacts:
         kind=kind,
         baseline=(known[0] if known else base.path) if base is not None else "",
         reward=rewards[-1] if rewards else None,
-        curve=_thinned([value for value in rewards if math.isfinite(value)]),
+        curve=finite_curve(rewards),
         seconds=_seconds(run, split, stages),
         problem=damaged[0].what if damaged else "",
     )
@@ -82,6 +82,15 @@ def _rewards(metrics: Mapping[int, Mapping[str, object]]) -> list[float]:
     with suppress(OverflowError):
         return [float(value) for value in found[min(exact or names, key=len)].values()]
     return []
+
+
+def finite_curve(values: Sequence[float]) -> list[float]:
+    """What of some values can be drawn small: those that are finite floats, no more than can be seen."""
+    found: list[float] = []
+    for value in values:
+        with suppress(OverflowError):
+            found.append(float(value))
+    return _thinned([value for value in found if math.isfinite(value)])
 
 
 def _thinned(values: Sequence[float]) -> list[float]:

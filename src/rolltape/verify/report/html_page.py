@@ -268,7 +268,10 @@ def _curves(report: Report) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    """Whether it can be drawn: an integer may be larger than any float."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and value.bit_length() < 1024
+    return isinstance(value, (float, np.number))
 
 
 def _chain(report: Report) -> str:

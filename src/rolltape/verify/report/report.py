@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -119,6 +120,13 @@ class Report:
     def clean(self) -> bool:
         """Whether something was compared and nothing speaks against the candidate."""
         return self.comparison.compared and not self.findings
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: the page of ``rolltape diff``, in a frame of its own."""
+        from rolltape.verify.report.html_page import page
+
+        inner = html.escape(page(self))
+        return f'<iframe srcdoc="{inner}" sandbox style="width:100%;height:40em;border:0"></iframe>'
 
     @property
     def tokenizer(self) -> str:
