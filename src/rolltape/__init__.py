@@ -61,6 +61,7 @@ __all__ = [
 
 hooks.register_hook("differing calls", lambda: import_module("rolltape.serving.proof").differing)
 hooks.register_hook("by prompt", lambda: import_module("rolltape.index.by_prompt").choose)
+hooks.register_hook("logprobs", lambda: import_module("rolltape.trusting.probed").measure_probe)
 hooks.register_hook("indexing", lambda: import_module("rolltape.index.index_writer").IndexWriter)
 hooks.register_hook("run in a notebook", lambda: import_module("rolltape.viewer.notebook").run_html)
 hooks.register_hook("engine", lambda: import_module("rolltape.engines.api.taped").TapedEngine)

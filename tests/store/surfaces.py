@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import rolltape
+from rolltape.sample_notes import Marked, Notes
 from rolltape.storage import joined, storage_at
 from rolltape.verify.rerun.formulas import grpo
 from tests.cli_tapes import in_process, run
@@ -129,6 +131,16 @@ def ls(place: Place) -> Any:
 
 def show(place: Place) -> Any:
     return place.said("show", place.tape, 1), place.said("show", place.tape, 2, "--samples", "0,3")
+
+
+def notes(place: Place) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLLTAPE_NOTES", str(place.here / "notes"))
+        kept = Notes(rolltape.open(place.tape))
+        for step in (2, 1):
+            kept.write(Marked("train", "rollout", step, "u", step), f"at {step}", ["odd"])
+        told = json.loads(run("notes", place.tape, "--json").stdout)["notes"]
+        return [(one["step"], one["uid"], one["index"], one["note"], one["tags"]) for one in told]
 
 
 def check(place: Place) -> Any:
@@ -304,8 +316,8 @@ def completion(place: Place) -> Any:
 SURFACES: dict[str, Callable[[Place], Any]] = {
     "run": run_, "import": import_, "filter": filter_,
     **{one.__name__: one for one in (
-        ls, show, check, repair, diff, noise, accept, rerun, cut, redact, doctor, prune, compact, push, pull,
-        sync, drain, serve, export, demo, completion,
+        ls, show, notes, check, repair, diff, noise, accept, rerun, cut, redact, doctor, prune, compact, push,
+        pull, sync, drain, serve, export, demo, completion,
     )},
 }  # fmt: skip
 """Command -> what it answers."""

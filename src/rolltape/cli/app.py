@@ -23,8 +23,8 @@ from rolltape.errors import RolltapeError, StepMissingError
 COMMANDS = {
     name: name
     for name in (
-        "ls show view browse check repair diff trust score noise accept bisect rerun cut redact doctor prune "
-        "compact index filter push pull sync drain run serve"
+        "ls show view browse notes check repair diff trust score noise accept bisect rerun cut redact doctor "
+        "prune compact index filter push pull sync drain run serve"
     ).split()
 }
 COMMANDS |= {"import": "import_", "export": "export", "demo": "demo", "completion": "shell_completion"}

@@ -25,8 +25,17 @@ class StepView:
     """
 
     def __init__(
-        self, library: Library, tape: int, split: str, stage: str, step: int, *, keep: bool = True
+        self,
+        library: Library,
+        tape: int,
+        split: str,
+        stage: str,
+        step: int,
+        *,
+        keep: bool = True,
+        alone: bool = False,
     ) -> None:
+        """``alone`` leaves the other stages out, for who wants the text of a rollout."""
         self.library = library
         self.split, self.stage, self.step = split, stage, step
         self.stages: dict[str, Samples] = {}
@@ -34,7 +43,8 @@ class StepView:
         """Other stages of the step that cannot be read: they are told, and the rest is shown."""
         self.stages[stage] = library.samples(tape, split, stage, step, keep=keep)
         asked = library.main_stage(tape, split) or stage
-        for name in dict.fromkeys([asked, *library.runs[tape].stages(split)]):
+        others = [] if alone else library.runs[tape].stages(split)
+        for name in dict.fromkeys([asked, *others]):
             if name != stage and library.source(tape, split, name).files(name, split).at(step):
                 try:
                     rows = library.samples(tape, split, name, step, keep=keep)
