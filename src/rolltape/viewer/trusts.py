@@ -31,12 +31,17 @@ class Trusted:
     """Of the run and its baseline, when it began."""
     done: int = 0
     total: int = 0
-    finished: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
     found: Trust | None = None
     worst: list[tuple[int, TokenRow]] = field(default_factory=list)
     """The worst sequences token by token, with their steps."""
     problem: str = ""
     """Why there is nothing: no log-probs, or what cannot be read."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all of it is measured, or will not be."""
+        return self.ended.is_set()
 
 
 class Trusts:
@@ -86,7 +91,7 @@ class Trusts:
             asked.problem = str(error)
         except Exception as error:  # whatever a damaged tape brings about is told on the page
             asked.problem = f"{type(error).__name__}: {error}"
-        asked.finished = True
+        asked.ended.set()
 
     def _step(self, tape: int, sides: Sides, step: int) -> Measured:
         files = _files(sides, step)

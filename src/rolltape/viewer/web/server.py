@@ -38,6 +38,8 @@ log = logging.getLogger("rolltape")
 
 MOST_BODY = 128 * 1024
 """Bytes of a note as it is sent."""
+PATIENCE = 4.0
+"""For so many seconds an answer waits for what is being measured, before it says how far that is."""
 KINDS = {"css": "text/css", "js": "text/javascript"}
 
 
@@ -259,8 +261,9 @@ class Viewer:
         with self._lock:
             self._trusts = self._trusts or Trusts(self._library)
             asked = self._trusts.ask(**at)
-            if not asked.finished:
-                return {"done": asked.done, "steps": asked.total}
+        if not asked.ended.wait(PATIENCE):  # most runs are measured in one answer
+            return {"done": asked.done, "steps": asked.total}
+        with self._lock:
             return {"part": made(**at, trusted=asked)}
 
     def _index(self, all_runs: Callable[[Request], Response]) -> Callable[[Request], Response]:
