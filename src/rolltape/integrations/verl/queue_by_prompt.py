@@ -138,7 +138,7 @@ class _Sampling:
             )
         at = [list(batch.keys).index(key) for key in wanted]
         fields = tq.kv_batch_get(keys=list(batch.keys), partition_id=batch.partition_id)
-        if len(rows) == len(self.rows):
+        if rows == self.rows:
             self._sampled = batch, metrics
         else:
             tq.kv_clear(keys=list(batch.keys), partition_id=batch.partition_id)
