@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import rolltape
+from rolltape.sample_notes import Marked, Notes
 from rolltape.storage import joined, storage_at
 from rolltape.verify.rerun.formulas import grpo
 from tests.cli_tapes import in_process, run
@@ -131,6 +133,16 @@ def show(place: Place) -> Any:
     return place.said("show", place.tape, 1), place.said("show", place.tape, 2, "--samples", "0,3")
 
 
+def notes(place: Place) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLLTAPE_NOTES", str(place.here / "notes"))
+        kept = Notes(rolltape.open(place.tape))
+        for step in (2, 1):
+            kept.write(Marked("train", "rollout", step, "u", step), f"at {step}", ["odd"])
+        told = json.loads(run("notes", place.tape, "--json").stdout)["notes"]
+        return [(one["step"], one["uid"], one["index"], one["note"], one["tags"]) for one in told]
+
+
 def check(place: Place) -> Any:
     return place.said("check", place.tape, place.calls)
 
@@ -185,6 +197,13 @@ def cut(place: Place) -> Any:
     out = place.beside("cut")
     said = place.said("cut", place.tape, "--steps", "1-2", "--samples", "0-2", "--out", out, stderr=False)
     return said, contents(out), place.said("check", out)
+
+
+def filter_(place: Place) -> Any:
+    out, prompts = place.beside("filtered"), place.here / "prompts.parquet"
+    said = place.said("filter", place.tape, "--where", "reward > 0 and step > 0", "--to", out)
+    place.said("filter", place.tape, "--where", "reward > 0", "--prompts", "--to", prompts)
+    return said, contents(out), place.said("check", out), prompts.stat().st_size
 
 
 def redact(place: Place) -> Any:
@@ -295,10 +314,10 @@ def completion(place: Place) -> Any:
 
 
 SURFACES: dict[str, Callable[[Place], Any]] = {
-    "run": run_, "import": import_,
+    "run": run_, "import": import_, "filter": filter_,
     **{one.__name__: one for one in (
-        ls, show, check, repair, diff, noise, accept, rerun, cut, redact, doctor, prune, compact, push, pull,
-        sync, drain, serve, export, demo, completion,
+        ls, show, notes, check, repair, diff, noise, accept, rerun, cut, redact, doctor, prune, compact, push,
+        pull, sync, drain, serve, export, demo, completion,
     )},
 }  # fmt: skip
 """Command -> what it answers."""

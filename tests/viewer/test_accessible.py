@@ -7,6 +7,8 @@ from playwright.sync_api import expect
 PAGES = (
     "/", "/o", "/matrix", "/t/0", "/t/0/train/rollout/1", "/t/0/train/loss/1", "/t/0/train/rollout/1/2",
     "/c/0/1", "/c/0/1/train/rollout/1", "/c/0/1/train/rollout/1/2", "/t/7",
+    "/s/0?where=reward+>+0", "/s/0?against=1", "/p/0", "/asked/0/train/rollout/1/2", "/g/0/train/rollout/1/2",
+    "/notes/0",
 )  # fmt: skip
 
 
@@ -17,7 +19,9 @@ def test_no_page_has_a_serious_finding(watched, server, scheme, width):
     for address in PAGES:
         one.page.goto(address)
         expect(
-            one.page.locator("[data-part]:not([data-done]), [data-series]:not([data-done])")
+            one.page.locator(
+                "[data-part]:not([data-done]), [data-series]:not([data-done]), [data-grow]:not([data-done])"
+            )
         ).to_have_count(0)
         results = Axe().run(one.page).response["violations"]
         found |= {

@@ -219,6 +219,21 @@ class RecordedSamples:
                 return [prompt for prompt in given for _ in range(each)]
         return next(self._prompt_columns(), None)
 
+    def arguments_for(self, rows: Sequence[int]) -> dict[str, Any] | None:
+        """The recorded arguments with a prompt for each of these samples; None where they have no prompts."""
+        names = self._prompt_arguments()
+        if not names or self._inputs is None:
+            return None
+        try:
+            given = {name: prompt_rows(self._inputs[name]) for name in names}
+        except UnsupportedValueError:
+            return None
+        counts = {len(one) for one in given.values()}
+        if len(counts) != 1 or not (count := counts.pop()) or len(self.samples) % count:
+            return None
+        each = len(self.samples) // count
+        return self._inputs | {name: [one[row // each] for row in rows] for name, one in given.items()}
+
     def contents(self) -> list[bytes] | None:
         """All that each prompt is; samples of one prompt share it."""
         found = self.prompts()

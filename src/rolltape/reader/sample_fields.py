@@ -25,6 +25,8 @@ Cell: TypeAlias = Any
 RUN = 4
 """From so many on, equal neighbours are drawn together."""
 MOST_ITEMS = 16
+LOOKED_AT = 256
+"""Numbers of each end of a long row that are looked at first."""
 MOST_CHARACTERS = 600
 MOST_LINES = 12
 
@@ -62,11 +64,20 @@ def abridged(text: str) -> str:
 def _array_text(cell: Array, full: bool) -> str:
     if cell.ndim == 0:
         return _number(cell[()], full)
-    items = _runs(cell.reshape(-1), full)
+    items = _ends(cell.reshape(-1)) if not full else None
+    items = items or _runs(cell.reshape(-1), full)
     if not full and len(items) > MOST_ITEMS:
         items = [*items[: MOST_ITEMS - 4], "⋯", *items[-3:]]
     shape = f"{list(cell.shape)}: " if cell.ndim > 1 else ""
     return shape + (", ".join(items) or "(empty)")
+
+
+def _ends(flat: Array) -> list[str] | None:
+    """What is shown of a long row whose ends alone are more than is shown; None for any other."""
+    if len(flat) <= 4 * LOOKED_AT:
+        return None
+    head, tail = _runs(flat[:LOOKED_AT], False), _runs(flat[-LOOKED_AT:], False)
+    return [*head, *tail] if min(len(head), len(tail)) > MOST_ITEMS else None
 
 
 def _runs(flat: Array, full: bool) -> list[str]:

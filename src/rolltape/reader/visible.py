@@ -37,10 +37,15 @@ def pieces(text: str, keep: str = "") -> list[tuple[str, bool]]:
     """
     if text.isprintable() and not _BLANK.search(text):
         return [(text, False)] if text else []
+    # A long text has few different characters: most of them need not be looked at one by one.
+    suspects = {char for char in set(text) if char not in keep and (char in _STYLES or is_hidden(char))}
+    if not suspects:
+        return [(text, False)]
     found: list[tuple[str, bool]] = []
     start = 0
-    for at, char in enumerate(text):
-        if char in keep or not is_hidden(char, text[at - 1 : at]):
+    for match in re.finditer("[" + "".join(map(re.escape, suspects)) + "]", text):
+        at, char = match.start(), match[0]
+        if not is_hidden(char, text[at - 1 : at]):
             continue
         found += [(text[start:at], False), (char.encode("unicode_escape").decode("ascii"), True)]
         start = at + 1

@@ -25,14 +25,16 @@ from rolltape.tape.expected_dtypes import expected_dtypes
 from rolltape.tape.inputs import Chooser
 from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import plain_metrics
+from rolltape.tape.open_step import LiveCall, SampleName, await_sample, live_call, make_sample
 from rolltape.tape.opening import begin_out, check_stages, open_tape, storage_of
 from rolltape.tape.probe import Sampling, Watch, probe, watch
 from rolltape.tape.questions import Reading
 from rolltape.tape.scope import Scope, current, entered, no_step
-from rolltape.tape.stage import Stage, wrap
+from rolltape.tape.stage import Stage, is_async, wrap
 from rolltape.tape.summary import Summary
 
 _Engine = TypeVar("_Engine")
+_Sample = TypeVar("_Sample")
 
 log = logging.getLogger("rolltape")
 
@@ -281,6 +283,37 @@ class Tape(Reading):
             version = own.version if version is None else version
             draw = own.draw if draw is None else draw
         return hook("engine")(self, engine, stage, by, version or "same", draw)  # engines lie above the tape
+
+    def sample(
+        self, name: SampleName, function: Callable[..., _Sample], /, *args: Any, **kwargs: Any
+    ) -> _Sample:
+        """Make one sample of a stage, inside its function, as ``function(*args, **kwargs)``, and keep it.
+
+        If the run is killed before the step is recorded, the next one finds the samples that had finished,
+        bit for bit, and makes the others only. ``name`` tells the samples of a call apart. What each is given
+        is compared, and so are the arguments of the stage: after a change they are refused, never mixed.
+        Samples may be made in threads and in asyncio tasks; of an async function, ``await`` the result.
+
+        >>> import tempfile
+        >>> with Tape(tempfile.mkdtemp() + "/run", mode="record") as tape:
+        ...     @tape.stage("rollout")
+        ...     def generate(prompts):
+        ...         return [tape.sample(at, str.upper, prompt) for at, prompt in enumerate(prompts)]
+        ...     with tape.step(0):
+        ...         batch = generate(["a", "b"])
+        >>> batch
+        ['A', 'B']
+        """
+        live = None if self._dispatcher is None else self._live_call("tape.sample")
+        if is_async(function):
+            return await_sample(live, name, function, args, kwargs)  # type: ignore[return-value]
+        made: _Sample = make_sample(live, name, function, args, kwargs)
+        return made
+
+    def _live_call(self, what: str) -> LiveCall:
+        """The call of a stage that the running code is in."""
+        found = [self._dispatcher, self.out._dispatcher if self.out is not None else None]
+        return live_call(tuple(one for one in found if one is not None), what)
 
     @contextmanager
     def step(self, step: int, *, split: str | None = None, key: str | None = None) -> Iterator[None]:

@@ -29,11 +29,13 @@ def serve(
     token: str | None = None,
     follow: bool = False,
     tokenizer: str | None = None,
+    read_only: bool = False,
     ready: Callable[[str, str], None] = lambda address, notice: None,
 ) -> None:
     """Serve the runs on these tapes until Ctrl-C; ``ready`` is told the address, and what is left out.
 
-    An address that other machines reach gets a token of its own where none is given.
+    With ``read_only``, nobody can write notes. An address that other machines reach gets a token of its own
+    where none is given.
     """
     with _uncollected():
         from rolltape.viewer.library import Library, missing
@@ -47,7 +49,7 @@ def serve(
             import uvicorn
         except ImportError as error:
             raise missing(error, "view") from error
-        viewer = Viewer(library, follow=follow, token=token)
+        viewer = Viewer(library, follow=follow, token=token, read_only=read_only)
     listening = _listen(host, port)
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{listening.getsockname()[1]}/"

@@ -113,6 +113,16 @@ def response_texts(view: StepView) -> list[str]:
     return [_decoded(view, token_ids(view, at)[1]) for at in range(len(rows))]
 
 
+def response_text(view: StepView, sample: int) -> str:
+    """The response of one sample; token ids where there is no text."""
+    if view.roles.response is not None:
+        return text_of(view.main.cell(view.roles.response, sample))
+    if view.asked is not view:
+        at = view.place(view.asked.stage, sample)
+        return "" if at is None else response_text(view.asked, at)
+    return _decoded(view, token_ids(view, sample)[1]) if view.roles.response_ids is not None else ""
+
+
 def _decoded(view: StepView, ids: np.ndarray) -> str:
     decode = view.library.decode
     listed: list[Any] = ids.tolist()

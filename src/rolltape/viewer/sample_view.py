@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,7 @@ from rolltape.reader.overview import beside
 from rolltape.reader.sample_fields import Field, as_text, field_text, is_reward
 from rolltape.viewer.chat import Turn, pictures_in, turns_of
 from rolltape.viewer.step_view import UNREADABLE, StepView
-from rolltape.viewer.token_view import Token, Tokens, read_tokens
+from rolltape.viewer.token_view import Tokens, read_tokens
 
 
 @dataclass(slots=True)
@@ -52,8 +51,8 @@ def read_sample(view: StepView, sample: int) -> SampleView:
         uid=uid,
         index=index,
         reward=_reward(view, sample),
-        prompt=turns_of(_decoded(tokens.prompt) if prompt is None else prompt, "prompt"),
-        response=turns_of(_decoded(tokens.response) if response is None else response, "response"),
+        prompt=turns_of(tokens.prompt.text() if prompt is None else prompt, "prompt"),
+        response=turns_of(tokens.response.text() if response is None else response, "response"),
         tokens=tokens,
         images=list(pictures_in(given_prompt(view.main, sample, ("images",)))),
     )
@@ -65,12 +64,6 @@ def read_sample(view: StepView, sample: int) -> SampleView:
     ]
     found.beside = [(name, as_text(value)) for name, value in values]
     return found
-
-
-def _decoded(tokens: Sequence[Token]) -> str | None:
-    """What tokens say, where the tape has them alone; None without a tokenizer."""
-    texts = [token.text for token in tokens if token.text is not None]
-    return "".join(texts) if texts else None
 
 
 def _reward(view: StepView, sample: int) -> float | None:

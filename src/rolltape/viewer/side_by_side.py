@@ -56,7 +56,7 @@ def compare_sample(
     if other is None:
         return None
     ours, theirs = read_sample(left, sample), read_sample(right, other)
-    ids = [[token.id for token in side.tokens.response] for side in (ours, theirs)]
+    ids = [side.tokens.response.ids.tolist() for side in (ours, theirs)]
     token = first_difference(*ids)
     scales = {scale.name: scale for scale in theirs.tokens.scales}
     shared = [(scale, scales[scale.name]) for scale in ours.tokens.scales if scale.name in scales]

@@ -11,7 +11,7 @@ from rolltape.cached import cached_property
 from rolltape.errors import CorruptFileError, MissingDependencyError, RolltapeError, UnknownAdapterError
 from rolltape.reader.given_prompts import given_prompt, is_rollout
 from rolltape.reader.samples import Samples
-from rolltape.reader.step_roles import ColumnOf, Roles, find_roles
+from rolltape.reader.step_roles import TRUNCATED, ColumnOf, Roles, find_roles
 from rolltape.viewer.library import Library
 
 UNREADABLE = (CorruptFileError, UnknownAdapterError, MissingDependencyError)
@@ -25,8 +25,17 @@ class StepView:
     """
 
     def __init__(
-        self, library: Library, tape: int, split: str, stage: str, step: int, *, keep: bool = True
+        self,
+        library: Library,
+        tape: int,
+        split: str,
+        stage: str,
+        step: int,
+        *,
+        keep: bool = True,
+        alone: bool = False,
     ) -> None:
+        """``alone`` leaves the other stages out, for who wants the text of a rollout."""
         self.library = library
         self.split, self.stage, self.step = split, stage, step
         self.stages: dict[str, Samples] = {}
@@ -34,7 +43,8 @@ class StepView:
         """Other stages of the step that cannot be read: they are told, and the rest is shown."""
         self.stages[stage] = library.samples(tape, split, stage, step, keep=keep)
         asked = library.main_stage(tape, split) or stage
-        for name in dict.fromkeys([asked, *library.runs[tape].stages(split)]):
+        others = [] if alone else library.runs[tape].stages(split)
+        for name in dict.fromkeys([asked, *others]):
             if name != stage and library.source(tape, split, name).files(name, split).at(step):
                 try:
                     rows = library.samples(tape, split, name, step, keep=keep)
@@ -125,7 +135,7 @@ class StepView:
         """Which samples were cut at their longest; None where nothing says."""
         if self.roles.finish is not None:
             reasons = [str(reason).lower() for reason in self.main.cells(self.roles.finish)]
-            return np.isin(reasons, ("length", "max_tokens", "truncated"))
+            return np.isin(reasons, TRUNCATED)
         return _without_an_end(self.main, self.roles.response_ids)
 
 

@@ -6,6 +6,7 @@ import math
 import os
 import select
 import sys
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rich.style import Style
@@ -57,7 +58,7 @@ def shade(scale: Scale, value: float) -> Style:
     return Style(color="black" if at < 5 else "white", bgcolor=shades[at])
 
 
-def token_text(tokens: list[Token], scale: Scale | None) -> Text:
+def token_text(tokens: Sequence[Token], scale: Scale | None) -> Text:
     """Tokens in their colours; ids where there is no tokenizer."""
     text = Text()
     for at, token in enumerate(tokens):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from rolltape.batch.floats import FLOATS
 from rolltape.batch.roles import has_role
 from rolltape.reader.samples import Samples
 from rolltape.reader.step_roles import ColumnOf
-from rolltape.reader.tokenizer import token_texts
+from rolltape.reader.tokenizer import Decode, token_texts
 from rolltape.viewer.step_view import UNREADABLE, StepView
 
 
@@ -24,6 +25,54 @@ class Token:
     """None where there is no tokenizer."""
     trained: bool = True
     """Whether the trainer's mask has it: what a tool answered is in a response and not trained on."""
+
+
+LONG = 2000
+"""From so many tokens on, a page makes them as they are scrolled to."""
+AHEAD = 8
+"""Tokens that are decoded along where a part is spelled: one can look different where a text begins."""
+
+
+class TokenRow(Sequence[Token]):
+    """The tokens of a prompt or of a response. What they say is worked out when it is asked for."""
+
+    def __init__(self, ids: np.ndarray, trained: np.ndarray, decode: Decode | None) -> None:
+        self.ids, self.trained = ids, trained
+        self._decode = decode
+        self._tokens: list[Token] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, at: Any) -> Any:
+        if self._tokens is None:
+            texts = self.texts(0, len(self))
+            rows = zip(self.ids.tolist(), texts, self.trained.tolist(), strict=True)
+            self._tokens = [Token(int(one), text, bool(mark)) for one, text, mark in rows]
+        return self._tokens[at]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether there are too many for one page."""
+        return len(self) > LONG
+
+    @property
+    def spelled(self) -> bool:
+        """Whether it is known what they say."""
+        return self._decode is not None
+
+    def texts(self, start: int, stop: int) -> list[str | None]:
+        """What some of them say; None each without a tokenizer."""
+        if self._decode is None:
+            return [None] * len(self.ids[start:stop])
+        first = max(0, start - AHEAD)
+        return list(token_texts(self._decode, self.ids[first:stop].tolist())[start - first :])
+
+    def text(self) -> str | None:
+        """All that they say; None without a tokenizer."""
+        if self._decode is None or not len(self):
+            return None
+        return self._decode(self.ids.tolist()) if self.is_long else "".join(one.text or "" for one in self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +91,8 @@ class Scale:
 class Tokens:
     """The tokens of a sample."""
 
-    prompt: list[Token]
-    response: list[Token]
+    prompt: TokenRow
+    response: TokenRow
     scales: list[Scale]
 
 
@@ -52,6 +101,12 @@ def read_tokens(view: StepView, sample: int) -> Tokens:
     prompt, response = _parts(view, sample)
     asked, said = (_spelled(view, places) for places in (prompt, response))
     return Tokens(asked, said, _scales(view, sample, response.keep))
+
+
+def token_rows(view: StepView, sample: int) -> tuple[TokenRow, TokenRow]:
+    """The tokens of the prompt and of the response alone."""
+    prompt, response = (_spelled(view, places) for places in _parts(view, sample))
+    return prompt, response
 
 
 def token_ids(view: StepView, sample: int) -> tuple[np.ndarray, np.ndarray]:
@@ -103,11 +158,8 @@ def _mask(length: int, places: slice | np.ndarray) -> np.ndarray:
     return found
 
 
-def _spelled(view: StepView, places: _Places) -> list[Token]:
-    ids, decode = places.ids[places.keep], view.library.decode
-    texts: list[Any] = [None] * len(ids) if decode is None else token_texts(decode, ids.tolist())
-    marks = places.trained[places.keep]
-    return [Token(int(i), text, bool(mark)) for i, text, mark in zip(ids, texts, marks, strict=True)]
+def _spelled(view: StepView, places: _Places) -> TokenRow:
+    return TokenRow(places.ids[places.keep], places.trained[places.keep], view.library.decode)
 
 
 def _scales(view: StepView, sample: int, keep: np.ndarray) -> list[Scale]:

@@ -56,7 +56,12 @@ class Seen:
 
 @click.command("show", short_help="Show prompts, responses, rewards and shapes of a step.")
 @tape_argument
-@click.argument("step", type=Step())
+@click.argument("step", type=Step(), required=False)
+@click.option(
+    "--prompt",
+    metavar="PROMPT",
+    help="Instead of a step: one prompt at all steps. Its text or a part of it, its digest, or STEP/SAMPLE.",
+)
 @click.option("--stage", type=Name(), help="The stage (default: rollout, or the first there is).")
 @click.option("--split", type=Name(), default="train", show_default=True, help="The split.")
 @click.option("--call", help="Which call of the stage: a number (default: 0), or its name (default: all).")
@@ -70,16 +75,29 @@ class Seen:
 @click.option("--full", is_flag=True, help="Nothing abridged.")
 @json_option
 def command(
-    tape: str, step: int, stage: str | None, split: str, call: str | None, rank: int | None, inputs: bool,
+    tape: str, step: int | None, prompt: str | None, stage: str | None, split: str, call: str | None,
+    rank: int | None, inputs: bool,
     sample: int | None, samples: StepSelector | None, columns: str | None, full: bool, as_json: bool,
 ) -> Exit:  # fmt: skip
     """Show what STAGE returned at STEP: shapes, then samples with prompt, response and rewards.
+
+    With --prompt, show one prompt through training: its rewards, lengths, best and worst response at every
+    step.
 
     Control characters in the text of a model are written out, never sent to the terminal.
     """
     if sample is not None and samples is not None:
         raise click.UsageError("--sample and --samples exclude each other")
+    if (step is None) == (prompt is None):
+        raise click.UsageError(
+            "name a step, as in `rolltape show TAPE 7`, or a prompt with --prompt, and not both"
+        )
     opened = open(tape)
+    if step is None or prompt is not None:
+        from rolltape.cli.prompt_text import show_prompt  # takes pyarrow's functions along
+
+        stage = stage or main_stage(opened.stages(split) or ["rollout"])
+        return show_prompt(opened, prompt or "", stage, split, full=full, as_json=as_json)
     named = int(call or 0) if (call or "0").isdecimal() else call or 0
     stage = stage or main_stage(opened.stages(split) or ["rollout"])
     key = Key(split=split, stage=stage, step=step, call=named, inputs=inputs)

@@ -39,10 +39,12 @@ from rolltape.viewer import export_html, serve
 )
 @click.option("--export", type=TapePath(), metavar="FILE", help="Write one HTML file instead.")
 @click.option("--steps", type=Steps(), metavar="0-9,20", help="With --export: these steps.")
+@click.option("--read-only", is_flag=True, help="Nobody can write notes.")
 @click.option("--at", metavar="PLACE", help="Open this page: SPLIT/STAGE/STEP, or SPLIT/STAGE/STEP/SAMPLE.")
 def command(
     tapes: tuple[str, ...], host: str, port: int, token_file: str | None, follow: bool, show: bool,
-    tokenizer: str | None, export: str | None, steps: StepSelector | None, at: str | None,
+    tokenizer: str | None, export: str | None, steps: StepSelector | None, read_only: bool,
+    at: str | None,
 ) -> Exit:  # fmt: skip
     """Show the runs on TAPEs: rewards over steps, groups, samples token by token, two runs compared.
 
@@ -69,7 +71,10 @@ def command(
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     token = _token(token_file)
-    serve(tapes, host=host, port=port, token=token, follow=follow, tokenizer=tokenizer, ready=ready)
+    serve(
+        tapes, host=host, port=port, token=token, follow=follow, tokenizer=tokenizer, read_only=read_only,
+        ready=ready,
+    )  # fmt: skip
     return Exit.CLEAN
 
 

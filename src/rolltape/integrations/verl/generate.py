@@ -16,6 +16,7 @@ from typing import Any
 from rolltape.cached import cached_property
 from rolltape.errors import ConfigError
 from rolltape.integrations.verl import prompts as rows
+from rolltape.integrations.verl.logprobs import FIELDS, SAMPLED, TrainerLogprobs
 from rolltape.integrations.verl.options import Rewards
 from rolltape.integrations.verl.rewards import recompute
 from rolltape.integrations.verl.session import Session
@@ -124,24 +125,17 @@ class Generation:
         self._trainer_step = trainer_step
         """The step of a trainer that has no SkipManager to tell it, or the end of a step."""
         self._batch: Any = None
+        self._logprobs = TrainerLogprobs(session)
 
     def expect(self, batch: Any) -> None:
         """Say which batch of the trainer the next prompts are taken from."""
         self._batch = batch
 
     def keep_logprobs(self, batch: Any, scored: Any) -> None:
-        """Record the trainer's log-probs of the step that was generated last, for ``rolltape trust``."""
-        position = self.session.entered()
-        if not self.session.wishes.logprobs or position is None:
-            return
-
-        def old_log_prob() -> dict[str, Any]:
-            names = [name for name in ("responses", "response_mask") if name in batch.batch]
-            tokens = {name: batch.batch[name] for name in names}
-            uids = batch.non_tensor_batch["uid"]
-            return {"uid": uids, **tokens, "old_log_probs": scored.batch["old_log_probs"]}
-
-        position.run(self.session.tape.stage("old_log_prob", replay=False)(old_log_prob))
+        """Record and measure the trainer's log-probs of the step that was generated last."""
+        columns = {name: batch.batch[name] for name in (*FIELDS, SAMPLED) if name in batch.batch}
+        columns["old_log_probs"] = scored.batch["old_log_probs"]
+        self._logprobs.keep(columns, batch.non_tensor_batch["uid"])
 
     def run(self, live: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a generating function, or return what was recorded."""

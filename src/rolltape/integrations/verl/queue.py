@@ -18,6 +18,7 @@ from typing import Any
 from rolltape.errors import ConfigError, MismatchError, StepMissingError
 from rolltape.integrations.verl.config import pick
 from rolltape.integrations.verl.groups import cycled, given_to, regrouped, uid_of
+from rolltape.integrations.verl.logprobs import TrainerLogprobs
 from rolltape.integrations.verl.options import GROUPS, Groups, Rewards
 from rolltape.integrations.verl.session import Session
 from rolltape.policy import Action, Decision, Mode
@@ -149,6 +150,7 @@ class Queue:
         self._prompts: dict[str, Any] = {}
         self._refilled = 0
         self._renewals: dict[str, tuple[int, Session]] = {}
+        self.logprobs = TrainerLogprobs(session)
 
     def plays(self, step: int, split: str = "train", samples: int | None = None) -> bool:
         """Whether all samples of the step come from the tape."""

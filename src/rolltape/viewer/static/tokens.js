@@ -3,6 +3,56 @@
 rolltape.tokens = (({ main, tag, read, short, place, setQuery }) => {
   const tip = document.getElementById("tip");
 
+  const CHUNK = 1000; // tokens of a long text that are made at once
+  const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
+  // Of many numbers the page has the bytes.
+  function unpacked(scales) {
+    for (const scale of scales) if (scale.packed !== undefined) { scale.values = [...new Float32Array(bytes(scale.packed))].map((v) => (Number.isFinite(v) ? v : String(v))); delete scale.packed; }
+    return scales;
+  }
+  function tokenOf(box, at, text) {
+    const { ids, trained, named } = box.packed, token = tag("span", "tok" + (trained[at] ? "" : " untrained") + (box.dataset.mark === String(at) ? " differs" : ""));
+    token.dataset.i = at;
+    token.dataset.id = ids[at];
+    if (!named) token.textContent = ids[at];
+    else if (text === undefined || text.length === 0) token.append(tag("span", "esc", "·"));
+    else if (typeof text === "string") token.textContent = text;
+    else for (const [piece, escaped] of text) token.append(escaped ? tag("span", "esc", piece) : piece);
+    if (box.paint) box.paint(token);
+    return token;
+  }
+  async function fill(box, chunk) {
+    if (chunk.dataset.made) return;
+    chunk.dataset.made = "1";
+    const start = Number(chunk.dataset.from), { named, count } = box.packed;
+    let texts = box.packed.texts ? box.packed.texts.slice(start, start + CHUNK) : [];
+    if (named && box.dataset.spell) {
+      try { texts = (await (await fetch(box.dataset.spell + (box.dataset.spell.includes("?") ? "&" : "?") + "from=" + start)).json()).texts; } catch { delete chunk.dataset.made; return; }
+    }
+    const made = document.createDocumentFragment();
+    for (let at = start; at < Math.min(start + CHUNK, count); at++) { made.append(tokenOf(box, at, texts[at - start])); if (!named) made.append(" "); }
+    chunk.replaceChildren(made);
+    chunk.classList.remove("empty");
+    mark();
+  }
+  // A long text is made as it is scrolled to.
+  function long(box) {
+    const data = read(box.querySelector("script"));
+    box.packed = { ...data, ids: typeof data.ids === "string" ? new Int32Array(bytes(data.ids)) : data.ids, trained: new Uint8Array(bytes(data.trained)) };
+    const seen = new IntersectionObserver((entries) => { for (const entry of entries) if (entry.isIntersecting) fill(box, entry.target); }, { rootMargin: "800px" });
+    for (let at = 0; at < data.count; at += CHUNK) {
+      const chunk = tag("div", "chunk empty");
+      chunk.dataset.from = at;
+      chunk.dataset.name = `${at.toLocaleString("en")} –`;
+      box.append(chunk);
+      seen.observe(chunk);
+    }
+  }
+  function mark() {
+    const box = main.querySelector("[data-token]"), wished = box ? box.querySelectorAll(`.tok[data-i="${Number(box.dataset.token)}"]`) : [];
+    wished.forEach((token) => token.classList.add("here"));
+    return wished;
+  }
   function bins(scale) {
     const values = scale.values.filter((v) => typeof v === "number");
     if (scale.kind === "low") {
@@ -12,25 +62,29 @@ rolltape.tokens = (({ main, tag, read, short, place, setQuery }) => {
     const end = values.reduce((a, b) => Math.max(a, Math.abs(b)), 1e-12);
     return { low: -end, high: end, of: (v) => (v === 0 ? "" : (v < 0 ? "h" : "l") + Math.max(1, Math.min(8, Math.ceil((8 * Math.abs(v)) / end)))) };
   }
+  // Read once: a long text has megabytes of them.
+  const known = new WeakMap();
+  const numbers = (element) => { if (!known.has(element)) known.set(element, unpacked(read(element))); return known.get(element); };
   function colour() {
     const select = main.querySelector("#color");
     if (!select) return;
     const boxes = [...main.querySelectorAll('.tokens[data-side="response"]')];
-    const apart = main.querySelector("#apart"), extra = apart ? read(apart) : [];
-    const data = [...main.querySelectorAll("#scales, script.scales")].map(read).map((scales) => [...scales, ...extra]);
+    const apart = main.querySelector("#apart"), extra = apart ? numbers(apart) : [];
+    const data = [...main.querySelectorAll("#scales, script.scales")].map(numbers).map((scales) => [...scales, ...extra]);
     const legend = main.querySelector("#scale");
     legend.replaceChildren();
     const joint = data.map((scales) => scales.find((scale) => scale.name === select.value)).filter(Boolean);
     const range = joint.length ? bins({ kind: joint[0].kind, values: joint.flatMap((scale) => scale.values) }) : null;
     boxes.forEach((box, side) => {
       const scale = (data[side] || []).find((one) => one.name === select.value);
-      box.querySelectorAll(".tok").forEach((token, at) => {
-        const value = scale && at < scale.values.length ? scale.values[at] : undefined;
+      box.paint = (token) => {
+        const at = Number(token.dataset.i), value = scale && at < scale.values.length ? scale.values[at] : undefined;
         token.classList.remove(...[...token.classList].filter((name) => /^[hl]\d$|^nan$/.test(name)));
         if (value === undefined) return;
         const name = typeof value === "number" ? range.of(value) : "nan";
         if (name) token.classList.add(name);
-      });
+      };
+      box.querySelectorAll(".tok").forEach(box.paint);
       box.scales = data[side] || [];
       box.sides = data.length > 1 ? data : null;
     });
@@ -51,7 +105,7 @@ rolltape.tokens = (({ main, tag, read, short, place, setQuery }) => {
     const token = event.target.closest ? event.target.closest(".tok") : null;
     if (!token) { tip.hidden = true; return; }
     const at = Number(token.dataset.i), lines = [`token ${at}   id ${token.dataset.id}`];
-    const { scales, sides } = token.parentElement;
+    const { scales, sides } = token.closest(".tokens");
     for (const scale of scales || []) if (at < scale.values.length) lines.push(`${scale.name}   ${sides ? both(sides, scale.name, at) : short(scale.values[at])}`);
     if (token.classList.contains("untrained")) lines.push("not trained on");
     tip.textContent = lines.join("\n");
@@ -63,12 +117,14 @@ rolltape.tokens = (({ main, tag, read, short, place, setQuery }) => {
   function ready() {
     const select = main.querySelector("#color"), wanted = place().query.get("color");
     tip.hidden = true;
+    main.querySelectorAll(".tokens.long").forEach(long);
+    const wish = main.querySelector("[data-token]");
+    if (wish) for (const box of wish.querySelectorAll(".tokens.long")) { const chunk = box.querySelector(`.chunk[data-from="${Math.floor(Number(wish.dataset.token) / CHUNK) * CHUNK}"]`); if (chunk) fill(box, chunk); }
     if (!select) return;
     if (wanted && [...select.options].some((option) => option.value === wanted)) select.value = wanted;
     select.addEventListener("change", () => { setQuery("color", select.selectedIndex ? select.value : ""); colour(); });
     colour();
-    const box = main.querySelector("[data-token]"), wished = box ? box.querySelectorAll(`.tok[data-i="${Number(box.dataset.token)}"]`) : [];
-    wished.forEach((token) => token.classList.add("here"));
+    const wished = mark();
     if (wished.length) wished[0].scrollIntoView({ block: "center" });
   }
   document.addEventListener("pointerover", hover);

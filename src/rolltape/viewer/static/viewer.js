@@ -1,6 +1,6 @@
 // Ties the page together: keys, copying, light and dark, pages in a file, a run that goes on.
 "use strict";
-(({ main, inFile, tag, place, go }, { charts, tokens, tables }) => {
+(({ main, inFile, tag, place, go }, { charts, tokens, tables, samples }) => {
   const keys = document.getElementById("keys"), root = document.documentElement;
 
   function theme() {
@@ -21,13 +21,14 @@
     else if (event.key === "Enter" && !event.target.closest("a, button, summary")) tables.openRow();
     else if (event.key === "c" && select) { select.selectedIndex = (select.selectedIndex + 1) % select.length; select.dispatchEvent(new Event("change")); }
     else if (event.key === "/" && field) { field.focus(); event.preventDefault(); }
+    else if (event.key === "m" && main.querySelector("#note textarea")) { main.querySelector("#note textarea").focus(); event.preventDefault(); }
     else if (event.key === "t") theme();
     else if (event.key === "?") keys.showModal();
   }
   async function copy(button) {
     const what = button.dataset.copy, box = main.querySelector("#" + what);
     const text = what === "link" ? location.href
-      : what === "ids" ? [...main.querySelectorAll('.tokens[data-side="response"] .tok')].map((token) => token.dataset.id).join(", ")
+      : what === "ids" ? [...main.querySelectorAll('.tokens[data-side="response"]')].flatMap((box) => (box.packed ? [...box.packed.ids] : [...box.querySelectorAll(".tok")].map((token) => token.dataset.id))).join(", ")
       : [...box.querySelectorAll("pre")].map((pre) => pre.textContent).join("\n\n");
     const said = button.textContent;
     try { await navigator.clipboard.writeText(text); button.textContent = "copied"; } catch { button.textContent = "not allowed to copy"; }
@@ -39,6 +40,11 @@
     if (href) go(href.replace("{}", Math.floor(Number(first) + ((x - edge.left) / edge.width) * steps)));
   }
 
+  // Keys can scroll what is wider than its place.
+  function reachable(root) {
+    for (const box of root.querySelectorAll(".scroll")) if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+  }
+
   // A part of a page that takes the server a while.
   async function fetchPart(box) {
     for (;;) {
@@ -48,11 +54,12 @@
       if (answer.part !== undefined) {
         // A parsed document runs nothing, and the policy of the page allows no script of its own.
         box.replaceChildren(...new DOMParser().parseFromString(answer.part, "text/html").body.childNodes);
+        reachable(box);
         if (answer.value !== undefined) box.dataset.v = answer.value;
         box.dataset.done = "1";
         return;
       }
-      if (answer.steps) box.querySelector(".wait").textContent = `comparing … step ${answer.done} of ${answer.steps}`;
+      if (answer.steps) box.querySelector(".wait").textContent = `${box.dataset.doing || "comparing"} … step ${answer.done} of ${answer.steps}`;
       await new Promise((done) => setTimeout(done, 250));
     }
   }
@@ -60,7 +67,8 @@
   // --- a page has come
   function ready() {
     main.querySelectorAll("[data-part]").forEach(fetchPart);
-    for (const box of main.querySelectorAll(".scroll")) if (box.scrollWidth > box.clientWidth) box.tabIndex = 0; // keys can scroll it
+    samples.ready(fetchPart);
+    reachable(main);
     charts.ready();
     tables.ready();
     tokens.ready();
@@ -79,7 +87,8 @@
     try {
       const answer = await (await fetch("/state")).json();
       live.textContent = "following";
-      if (answer.version !== document.body.dataset.follow) {
+      const writing = main.contains(document.activeElement) && /^(INPUT|TEXTAREA)$/.test(document.activeElement.tagName);
+      if (answer.version !== document.body.dataset.follow && !writing) {
         const text = await (await fetch(location.href)).text();
         // A parsed document runs nothing; only what is in its main part is taken over.
         const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("main");

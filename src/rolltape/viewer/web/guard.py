@@ -53,7 +53,7 @@ class Guard:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         query = scope.get("query_string", b"")
         given = parse_qs(query.decode("latin-1")).get("token", [""])[0]
-        refusal = self._refusal(headers, given)
+        refusal = self._refusal(headers, given) or _unsaid(scope.get("method", "GET"), headers)
         extra = dict(HEADERS)
         if self._token and given and not refusal:
             extra["set-cookie"] = f"{COOKIE}={self._proof}; Path=/; HttpOnly; SameSite=Strict"
@@ -93,6 +93,15 @@ def _is_from_elsewhere(headers: dict[str, str]) -> bool:
     if origin is not None and origin.partition("://")[2] != headers.get("host", ""):
         return True
     return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+
+def _unsaid(method: str, headers: dict[str, str]) -> str:
+    """Why something may not be written: a browser says which page makes it ask, and what it sends is JSON."""
+    if method in ("GET", "HEAD"):
+        return ""
+    told = "origin" in headers or headers.get("sec-fetch-site") == "same-origin"
+    plain = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
+    return "" if told and plain else "Notes are written by the viewer's own pages only.\n"
 
 
 def _as_ascii(query: bytes) -> bytes:

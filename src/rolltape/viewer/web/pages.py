@@ -6,12 +6,16 @@ waits for the imports of its first page.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
+import numpy as np
+
+from rolltape.cached import cached_property
 from rolltape.errors import RolltapeError
 from rolltape.reader.visible import pieces, visible
 from rolltape.reader.wording import brief, moment, number, seconds
@@ -31,6 +35,9 @@ if TYPE_CHECKING:
     from rolltape.verify.report.report import Link
     from rolltape.viewer.comparisons import Asked
     from rolltape.viewer.side_by_side import SamplePair
+    from rolltape.viewer.token_view import Scale, TokenRow
+    from rolltape.viewer.trusts import Trusted
+    from rolltape.viewer.web.sample_pages import SamplePages
 
 MOST_GROUPS = 1000
 """Groups on one page; searching finds the others."""
@@ -47,6 +54,11 @@ def markup(text: object, lines: bool = True) -> Markup:
     return Markup("").join(parts)
 
 
+def seen(text: object) -> str:
+    """A text for a field of a form."""
+    return visible(str(text), "\n\t")
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """One page without its frame."""
@@ -58,9 +70,10 @@ class Page:
 class Pages:
     """Makes pages. ``prefix`` goes before every address: ``#`` where all pages are in one file."""
 
-    def __init__(self, library: Library, prefix: str = "") -> None:
+    def __init__(self, library: Library, prefix: str = "", *, read_only: bool = False) -> None:
         self.library = library
         self.prefix = prefix
+        self._read_only = read_only
         self._compared: tuple[object, Report] | None = None
         self._jinja = Environment(
             loader=PackageLoader("rolltape.viewer"),
@@ -71,16 +84,25 @@ class Pages:
         )
         self._jinja.filters |= {
             "vis": markup,
+            "seen": seen,
             "code": coded,
             "brief": brief,
             "num": number,
             "data": as_data,
-            "shortened": charts.shortened,
+            "scale_data": scale_data,
+            "packed": packed,
             "when": moment,
             "duration": seconds,
             "amount": amount,
         }
         self._jinja.globals |= {"url": self.url, "pair": self.pair, "bar": bar}
+
+    @cached_property
+    def samples(self) -> SamplePages:
+        """The pages about samples over all steps."""
+        from rolltape.viewer.web.sample_pages import SamplePages
+
+        return SamplePages(self, read_only=self._read_only)
 
     def url(self, *parts: object, **query: object) -> str:
         """The address of a page."""
@@ -132,8 +154,12 @@ class Pages:
         names = [(at, self.library.name(at)) for at in chosen]
         return self._page(f"{len(chosen)} runs, compared", "matrix.html", names=names)
 
-    def overview(self, tape: int, split: str | None, summaries: list[Summary] | None = None) -> Page:
-        """A run over its steps. ``summaries`` where they are to be in the page; else it asks for them."""
+    def overview(
+        self, tape: int, split: str | None, summaries: list[Summary] | None = None,
+        trust: Markup | None = None,
+    ) -> Page:  # fmt: skip
+        """A run over its steps. ``summaries`` and ``trust``, the strip of verdicts, where they are to be in
+        the page; else it asks for them."""
         library, run = self.library, self.library.runs[tape]
         splits = run.splits
         split = split if split in splits else next(iter(splits), "train")
@@ -152,7 +178,7 @@ class Pages:
             name=library.name(tape), split=split, splits=splits, stage=stage, steps=steps, first=first,
             last=last, strips=strips, href=href, most=MOST_LINKS,
             charts=[chart.as_json() for chart in logged], axes=axes,
-            others=library.others(tape),
+            others=library.others(tape), trust=trust, inline=self.prefix != "",
             summaries=drawn, damaged=[f"{error.where}: {error.what}" for error in damaged],
         )  # fmt: skip
 
@@ -185,6 +211,7 @@ class Pages:
             low=min(rewards, default=0.0), high=max(rewards, default=0.0),
             stages=self.library.runs[tape].stages(split), others=self.library.others(tape),
             neighbours=self._neighbours(tape, split, stage, step), damaged=view.damaged,
+            inline=self.prefix != "", marked=self.samples.marked(view, tape),
         )  # fmt: skip
 
     def sample(self, tape: int, split: str, stage: str, step: int, sample: int) -> Page:
@@ -205,10 +232,12 @@ class Pages:
         around = [order[at].best if 0 <= at < len(order) else None for at in (mine - 1, mine + 1)]
         at = group.samples.index(sample)
         beside = [group.samples[i] if 0 <= i < len(group.samples) else None for i in (at - 1, at + 1)]
+        note, locked = self.samples.mark(view, tape, sample)
         return self._page(
             f"sample {sample} of step {step}", "sample.html", tape=tape, name=self.library.name(tape),
             split=split, stage=stage, step=step, one=found, group=group, around=around, beside=beside,
-            others=self.library.others(tape),
+            others=self.library.others(tape), note=note, locked=locked, inline=self.prefix != "",
+            digest=self.samples.digest_of(tape, split, stage, step, sample) if self.prefix else "",
         )  # fmt: skip
 
     def compare(self, left: int, right: int, split: str | None, report: Markup | None = None) -> Page:
@@ -258,8 +287,9 @@ class Pages:
         )
         links = [(link, self._shown_at(left, right, report, link.first)) for link in differing]
         return self._part(
-            "report.html", problem="", report=report, stages=stages, links=links, alike=list(alike),
-            spark=lambda errors: Markup(spark(errors)), program=program(report.comparison.manifests),
+            "report.html", problem="", left=left, right=right, inline=self.prefix != "", report=report,
+            stages=stages, links=links, alike=list(alike), spark=lambda errors: Markup(spark(errors)),
+            program=program(report.comparison.manifests),
         )  # fmt: skip
 
     def verdict(self, left: int, right: int, asked: Asked) -> Markup:
@@ -319,9 +349,39 @@ class Pages:
         return self._page(
             f"sample {sample} of step {step}, compared", "compare_sample.html", left=left, right=right,
             split=split, stage=stage, step=step, sample=sample, pair=pair, uid=uid, index=index, token=token,
-            apart=[] if pair is None else _apart(pair),
+            apart=[] if pair is None else _apart(pair), inline=self.prefix != "",
             names=(self.library.name(left), self.library.name(right)), last=len(views[0].main) - 1,
         )  # fmt: skip
+
+    def trust(self, tape: int, split: str, trusted: Trusted | None = None) -> Page:
+        """How far a run may be trusted. ``trusted`` where that is to be in the page; else it asks for it."""
+        return self._page(
+            f"trust in {self.library.name(tape)}", "trust.html", tape=tape, name=self.library.name(tape),
+            split=split, part=None if trusted is None else self.trust_part(tape, split, trusted),
+        )  # fmt: skip
+
+    def trust_part(self, tape: int, split: str, trusted: Trusted) -> Markup:
+        """All that is measured, as a part of a page."""
+        from rolltape.viewer.web.trust_plots import TrustView
+
+        if trusted.found is None:
+            return self._part("trust_part.html", view=None, problem=trusted.problem)
+        view = TrustView.of(self.library, tape, split, trusted, self._href(tape, split))
+        return self._part("trust_part.html", view=view, problem="", tape=tape, split=split)
+
+    def trust_strip(self, tape: int, split: str, trusted: Trusted) -> Markup:
+        """The verdicts over the steps, as a part of a page; empty where no log-probs are on the tape."""
+        from rolltape.viewer.web.trust_plots import TrustStrip
+
+        if trusted.found is None:
+            return Markup("")
+        strip = TrustStrip.of(trusted.found, self._href(tape, split))
+        return self._part("trust_strip.html", strip=strip, page=self.url("trust", tape, split))
+
+    def _href(self, tape: int, split: str) -> str:
+        """Where step ``{}`` is shown; empty for nowhere."""
+        stage = self.library.main_stage(tape, split)
+        return "" if stage is None else self.url("t", tape, split, stage) + "/{}"
 
     def error(self, title: str, text: str) -> Page:
         """Something that is not there."""
@@ -365,11 +425,44 @@ def _by_stage(chain: list[Link]) -> dict[str, list[Link]]:
     return found
 
 
-def _apart(pair: SamplePair) -> list[dict[str, object]]:
+def _apart(pair: SamplePair) -> list[Scale]:
     """How far the numbers of each token are apart, to colour by: what was asked for first."""
+    from rolltape.viewer.token_view import Scale
+
     found = [one for one in pair.scales if one.first is not None]
     found.sort(key=lambda one: one is not pair.chosen)
-    return [{"name": f"difference of {one.name}", "kind": "both", "values": one.apart} for one in found]
+    return [Scale(f"difference of {one.name}", "both", one.apart) for one in found]
+
+
+def scale_data(scale: Scale) -> dict[str, object]:
+    """The numbers of tokens for the page's script; of many, the bytes of their floats."""
+    from rolltape.viewer.token_view import LONG
+
+    said: dict[str, object] = {"name": scale.name, "kind": scale.kind}
+    if len(scale.values) > LONG:
+        return said | {"packed": _in_base64(np.asarray(scale.values, "<f4"))}
+    return said | {"values": charts.shortened(scale.values)}
+
+
+def packed(tokens: TokenRow, whole: bool) -> dict[str, object]:
+    """Many tokens for the page's script, which makes them as they are scrolled to. What they say comes along
+    where the ``whole`` is wanted; else it is asked for."""
+    texts = spelled(tokens, 0, len(tokens)) if whole and tokens.spelled else None
+    wide = bool(len(tokens)) and (int(tokens.ids.max()) >= 2**31 or int(tokens.ids.min()) < -(2**31))
+    return {
+        "ids": tokens.ids.tolist() if wide else _in_base64(tokens.ids.astype("<i4")), "texts": texts,
+        "trained": _in_base64(tokens.trained.astype(np.uint8)), "count": len(tokens), "named": tokens.spelled,
+    }  # fmt: skip
+
+
+def spelled(tokens: TokenRow, start: int, stop: int) -> list[object]:
+    """What some tokens say: a text each, or its pieces and whether each is written out."""
+    found = (pieces(text or "", "\n\t") for text in tokens.texts(start, stop))
+    return [one[0][0] if len(one) == 1 and not one[0][1] else [list(piece) for piece in one] for one in found]
+
+
+def _in_base64(data: np.ndarray) -> str:
+    return base64.b64encode(data.tobytes()).decode("ascii")
 
 
 def as_data(value: object) -> Markup:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rolltape.errors import KeyNameError, RolltapeError, StepMissingError
+from rolltape.errors import ConfigError, KeyNameError, RolltapeError, StepMissingError
 from rolltape.key import check_name
 from rolltape.reader.run import looking
 from rolltape.reader.visible import visible
@@ -20,6 +21,7 @@ from rolltape.viewer.web.pages import Page, Pages, sample_charts
 
 try:
     from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
     from starlette.convertors import Convertor, register_url_convertor
     from starlette.requests import Request
     from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
@@ -28,11 +30,14 @@ except ImportError as error:
     raise missing(error, "view") from error
 
 if TYPE_CHECKING:
-    from rolltape.viewer.comparisons import Comparisons
+    from rolltape.viewer.comparisons import Asked, Comparisons
     from rolltape.viewer.series import Axes, Series
+    from rolltape.viewer.trusts import Trusts
 
 log = logging.getLogger("rolltape")
 
+MOST_BODY = 128 * 1024
+"""Bytes of a note as it is sent."""
 KINDS = {"css": "text/css", "js": "text/javascript"}
 
 
@@ -51,14 +56,17 @@ class _Number(Convertor[int]):  # type: ignore[misc]
 class Viewer:
     """Answers requests. One page is made at a time: open files are not to be read by two threads."""
 
-    def __init__(self, library: Library, *, follow: bool = False, token: str | None = None) -> None:
+    def __init__(
+        self, library: Library, *, follow: bool = False, token: str | None = None, read_only: bool = False
+    ) -> None:
         self._library = library
-        self._pages = Pages(library)
+        self._pages = Pages(library, read_only=read_only)
         self._follow = follow
         self._lock = threading.Lock()
         self._series: dict[tuple[int, str, str], Series] = {}
         self._axes: dict[tuple[int, str, str], Axes] = {}
         self._comparisons: Comparisons | None = None
+        self._trusts: Trusts | None = None
         self._warm = False
         self._files = assets.load()
         self.notice = assets.notice(self._files)
@@ -80,14 +88,94 @@ class Viewer:
             Route(f"/c/{both}/{named}/{{sample:number}}", compare_sample),
             Route("/o", self._page(lambda at, q: self._pages.overlay(self._chosen(q), q.get("split")))),
             Route("/matrix", self._page(lambda at, q: self._pages.matrix(self._chosen(q)))),
+            Route(f"/trust/{where}/{{split}}", self._page(lambda at, q: self._pages.trust(**at))),
+            Route(
+                f"/trusted/{where}/{{split}}",
+                self._data(lambda at: self._trusted(at, self._pages.trust_part)),
+            ),
+            Route(
+                f"/trusted/{where}/{{split}}/strip",
+                self._data(lambda at: self._trusted(at, self._pages.trust_strip)),
+            ),
             Route(f"/size/{where}", self._data(self._size)),
             Route(f"/report/{both}", self._data(lambda at: self._compared(at, self._pages.report))),
             Route(f"/verdict/{both}", self._data(lambda at: self._compared(at, self._pages.verdict))),
             Route(f"/series/{where}/{{split}}/{{stage}}", self._data(self._summaries)),
+            *self._about_samples(where, named),
             Route(f"/axes/{where}/{{split}}/{{stage}}", self._data(self._axes_of)),
         ]
         missing = {404: lambda request, error: self._problem("There is no such page", "", 404)}
         self.app = Guard(Starlette(routes=routes, exception_handlers=missing), token=token)
+
+    def _about_samples(self, where: str, named: str) -> list[Route]:
+        """The pages about samples over all steps."""
+        one, asked = f"{where}/{named}/{{sample:number}}", "{split}/{stage}/{digest}"
+        pages = self._pages
+        return [
+            Route(f"/s/{where}", self._page(lambda at, q: pages.samples.search(at["tape"], q))),
+            Route(f"/found/{where}", self._asked(self._found)),
+            Route(f"/p/{where}", self._page(lambda at, q: pages.samples.prompts(at["tape"], q))),
+            Route(f"/fared/{where}", self._asked(lambda at, q: pages.samples.fared(at["tape"], q))),
+            Route(f"/prompt/{asked}", self._page(lambda at, q: pages.samples.prompt(**at, query=q))),
+            Route(f"/visits/{asked}", self._asked(lambda at, q: pages.samples.visits(**at, query=q))),
+            Route(f"/course/{asked}", self._asked(lambda at, q: pages.samples.course(**at, query=q))),
+            Route(f"/asked/{one}", self._answering(self._prompt_of)),
+            Route(f"/peek/{one}", self._asked(self._peek)),
+            Route(f"/spelled/{one}", self._asked(self._spelled)),
+            Route(f"/g/{one}", self._page(lambda at, q: pages.samples.group(**at, query=q))),
+            Route(f"/notes/{where}", self._page(lambda at, q: pages.samples.notes(at["tape"]))),
+            Route(f"/note/{one}", self._note, methods=["POST"]),
+        ]
+
+    def _asked(self, make: Callable[[dict[str, Any], Any], dict[str, Any]]) -> Callable[[Request], Response]:
+        """A route that answers a page's script, which asks for something."""
+        return self._answering(lambda at, query: JSONResponse(make(at, query)))
+
+    def _found(self, at: dict[str, Any], query: Any) -> dict[str, Any]:
+        return self._pages.samples.found(at["tape"], query, self._comparison)
+
+    def _comparison(self, left: int, right: int) -> Asked:
+        from rolltape.viewer.comparisons import Comparisons
+
+        with self._lock:
+            self._comparisons = self._comparisons or Comparisons(self._library)
+            return self._comparisons.ask(left, right)
+
+    def _peek(self, at: dict[str, Any], query: Any) -> dict[str, Any]:
+        with self._lock:
+            return self._pages.samples.peek(**at, side=query.get("side", ""))
+
+    def _spelled(self, at: dict[str, Any], query: Any) -> dict[str, Any]:
+        with self._lock:
+            return self._pages.samples.spelled(**at, query=query)
+
+    def _prompt_of(self, at: dict[str, Any], query: Any) -> Response:
+        """From a sample to its prompt."""
+        with self._lock:
+            digest = self._pages.samples.digest_of(**at)
+        address = self._pages.url("prompt", at["split"], at["stage"], digest, **{"from": str(at["tape"])})
+        return RedirectResponse(address, 302)
+
+    async def _note(self, request: Request) -> Response:
+        """Puts a note on a sample."""
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MOST_BODY:
+                return JSONResponse({"problem": "this is too much for a note"}, 413)
+        return await run_in_threadpool(self._noted, request, body)
+
+    def _noted(self, request: Request, body: bytes) -> Response:
+        try:
+            at = self._named(request.path_params)
+            with self._lock, looking():
+                return JSONResponse(self._pages.samples.note(**at, said=json.loads(body)))
+        except ConfigError as error:
+            return JSONResponse({"problem": error.what}, 400)
+        except (StepMissingError, KeyNameError, IndexError):
+            return JSONResponse({"problem": "this is not on the tape"}, 404)
+        except (ValueError, RecursionError):
+            return JSONResponse({"problem": "this is no note"}, 400)
 
     def _page(self, make: Callable[[dict[str, Any], Any], Page]) -> Callable[[Request], Response]:
         """A route that makes a page of what its address names."""
@@ -158,14 +246,22 @@ class Viewer:
 
     def _compared(self, at: dict[str, Any], made: Callable[..., Any]) -> dict[str, Any]:
         """What a comparison says, as a part of a page; how far it is while it goes on."""
-        from rolltape.viewer.comparisons import Comparisons
+        asked = self._comparison(**at)
+        if asked.report is None and not asked.problem:
+            return {"done": asked.done, "steps": asked.total}
+        with self._lock:
+            return {"part": made(**at, asked=asked)}
+
+    def _trusted(self, at: dict[str, Any], made: Callable[..., Any]) -> dict[str, Any]:
+        """How far a run may be trusted, as a part of a page; how far measuring it is while it goes on."""
+        from rolltape.viewer.trusts import Trusts
 
         with self._lock:
-            self._comparisons = self._comparisons or Comparisons(self._library)
-            asked = self._comparisons.ask(**at)
-            if asked.report is None and not asked.problem:
+            self._trusts = self._trusts or Trusts(self._library)
+            asked = self._trusts.ask(**at)
+            if not asked.finished:
                 return {"done": asked.done, "steps": asked.total}
-            return {"part": made(**at, asked=asked)}
+            return {"part": made(**at, trusted=asked)}
 
     def _index(self, all_runs: Callable[[Request], Response]) -> Callable[[Request], Response]:
         """The first page: all runs, or the one that there is."""

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rolltape.errors import StepMissingError
 from rolltape.steps import StepSelector
 from rolltape.viewer.comparisons import Comparisons
 from rolltape.viewer.library import Library
+from rolltape.viewer.prompt_groups import find_groups
 from rolltape.viewer.series import Series
 from rolltape.viewer.step_view import StepView
+from rolltape.viewer.trusts import Trusts
 from rolltape.viewer.web import assets
 from rolltape.viewer.web.pages import Page, Pages
 
 PREFIX = "#"
+PATIENCE = 20.0
+"""Seconds for which recordings are read that no index speaks for, of each run."""
+MOST_PROMPTS = 1000
+"""Prompts in the table of a file."""
 
 
 def export_pages(
@@ -55,18 +61,26 @@ def _pages(
     if len(library.runs) > 1:
         sizes = [sum(stat.size for stat in run.storage.everything()) for run in library.runs]
         yield "/", pages.index(sizes)
+    asked: dict[tuple[str, str, str], None] = {}
     for at, split, stage, some in chosen:
         summaries, _ = Series(library, at, split, stage).advance(some, float("inf"))
         if split == library.runs[at].splits[0]:
-            yield _path(pages, "t", at), pages.overview(at, split, summaries)
+            trusted = Trusts(library).wait(at, split, StepSelector.parse(list(some)))
+            strip = pages.trust_strip(at, split, trusted)
+            yield _path(pages, "t", at), pages.overview(at, split, summaries, strip)
+            if trusted.found is not None:
+                yield _path(pages, "trust", at, split), pages.trust(at, split, trusted)
         for step in some:
             view = StepView(library, at, split, stage, step)
             yield _path(pages, "t", at, split, stage, step), pages.step(at, split, stage, step)
             for sample in range(len(view.main)):
                 page = pages.sample(at, split, stage, step, sample)
                 yield _path(pages, "t", at, split, stage, step, sample), page
+                asked[split, stage, pages.samples.digest_of(at, split, stage, step, sample)] = None
+            yield from _groups(pages, view, at)
             done += 1
             progress(done, total)
+    yield from _over_steps(library, pages, asked)
     for other in range(1, len(library.runs)):
         pair = library.ordered(0, other)
         report = pages.report(*pair, Comparisons(library).wait(*pair))
@@ -77,6 +91,30 @@ def _pages(
                     library, pair, split, stage, step
                 ):
                     yield from _compared(library, pages, pair, split, stage, step)
+
+
+def _groups(pages: Pages, view: StepView, tape: int) -> Iterator[tuple[str, Page]]:
+    """Best and worst of every group of a step."""
+    at = tape, view.split, view.stage, view.step
+    for group in find_groups(view, lengths=False) if view.main.are_samples else ():
+        if len(group.samples) > 1:
+            yield _path(pages, "g", *at, group.best), pages.samples.group(*at, group.best, {})
+
+
+def _over_steps(
+    library: Library, pages: Pages, asked: Iterable[tuple[str, str, str]]
+) -> Iterator[tuple[str, Page]]:
+    """What there is over all steps: how prompts fared, the notes, and the prompts of the chosen steps."""
+    for at in range(len(library.runs)):
+        if library.main_stage(at, next(iter(library.runs[at].splits), "train")) is not None:
+            part = pages.samples.fared(at, {}, PATIENCE, MOST_PROMPTS)["part"]
+            yield _path(pages, "p", at), pages.samples.prompts(at, {}, part)
+            yield _path(pages, "notes", at), pages.samples.notes(at)
+    for split, stage, digest in asked:
+        visits = pages.samples.visits(split, stage, digest, {}, 0.0)["part"]
+        drawn = pages.samples.course(split, stage, digest, {}, 0.0)["charts"]
+        page = pages.samples.prompt(split, stage, digest, {}, visits, drawn)
+        yield _path(pages, "prompt", split, stage, digest), page
 
 
 def _compared(
