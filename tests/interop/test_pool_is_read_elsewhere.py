@@ -24,7 +24,7 @@ def test_polars_and_duckdb_have_the_same_rows(tmp_path: Path) -> None:
     assert frame["reward"].to_list() == [row.reward for row in known]
     assert [len(row) for row in frame["rollout_log_probs"]] == [row.response_tokens for row in known]
     samples = pool.arrow()
-    (count,) = duckdb.sql("select count(*) from samples where reward >= 1").fetchone() or (None,)
+    ((count,),) = duckdb.sql("select count(*) from samples where reward >= 1").fetchall()
     assert count == len(pool.where("reward >= 1"))
     done = filter_tapes(list(map(str, tapes)), tmp_path / "out.parquet", "reward >= 1")
     assert polars.read_parquet(tmp_path / "out.parquet").height == done.samples == count

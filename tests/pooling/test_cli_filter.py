@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 
 import rolltape
-from rolltape.cli import main
 from rolltape.index.index_building import build_index
 from rolltape.reader.integrity import inspect
 from rolltape.storage import LocalStorage
 from rolltape.tape.compaction import compact
+from tests.cli_tapes import run as command
 from tests.pooling.random_tapes import make_tapes
 from tests.pooling.test_pool_bad_input import record, rows
 from tests.pooling.test_pool_rows import same_rows
 
 
-def run(*words: object) -> Result:
-    return CliRunner().invoke(main, ["filter", *map(str, words)])
+def run(*words: object) -> Any:
+    return command("filter", *map(str, words))
 
 
 def told(*words: object) -> dict[str, Any]:

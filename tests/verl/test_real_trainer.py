@@ -18,6 +18,7 @@ import rolltape
 from rolltape import Tape
 from rolltape.trusting import Verdict
 from tests.object_servers.fixtures import objects
+from tests.slow.soak import SOAKING
 from tests.verl.cpu import trainer
 
 SEQUENCES = trainer.STEPS * 4 * 4 + 4
@@ -167,13 +168,20 @@ def test_rewards_computed_again_by_the_same_function_are_the_same(recorded):
     same_run(trainer.run(recorded.work, name, v1=recorded.v1, env=env), recorded.run)
 
 
-def test_two_ranks_record_to_s3_and_a_fresh_machine_replays_with_the_url_alone(work, s3_url, fresh_machine):
-    """Training workers and engines are processes of Ray; the keys reach them as they reach the trainer."""
+@pytest.mark.parametrize("v1", [False, True] if SOAKING else [False], ids=lambda v1: "V1" if v1 else "V0")
+def test_two_ranks_record_to_s3_and_a_fresh_machine_replays_with_the_url_alone(
+    v1, work, s3_url, fresh_machine
+):
+    """Training workers and engines are processes of Ray; the keys reach them as they reach the trainer.
+
+    `make soak` has both trainers: what V0 does not prove of V1 does not depend on the store.
+    """
     runs = {}
     for mode in ("record", "replay"):
         machine = fresh_machine()
         env = machine | {"ROLLTAPE_MODE": mode, "ROLLTAPE_DIR": s3_url, "ROLLTAPE_VERL_VAL": "1"}
-        runs[mode] = trainer.run(work, f"store-{mode}", v1=False, env=env, steps=2, ranks=2)
+        name = f"{'v1' if v1 else 'v0'}-store-{mode}"
+        runs[mode] = trainer.run(work, name, v1=v1, env=env, steps=2, ranks=2)
         if mode == "record":
             up = objects(s3_url)
             found = [(at.key.split, at.key.step, at.samples) for at in rolltape.open(s3_url).recordings()]

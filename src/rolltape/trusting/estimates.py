@@ -336,7 +336,7 @@ class _Bootstrap:
         moves = sums @ slope(totals)[0]
         spread = float((moves**2).sum())
         size = float(np.abs(sums * slope(totals)[0]).sum())
-        if spread <= (1e-12 * size) ** 2 and (self.prompts > 1 or size == 0):
+        if np.sqrt(spread) <= 1e-12 * size and (self.prompts > 1 or size == 0):
             centre = float(value(totals)[0])
             return centre, centre  # every prompt says the same, which one alone cannot
         if reason := _too_few(sums[:, 0]):

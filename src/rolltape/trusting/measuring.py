@@ -88,7 +88,9 @@ class MeasureSteps:
 
     def __call__(self, steps: Sequence[int]) -> Iterator[Measured]:
         for step in steps:
-            yield measured(take(self.sides, step), self.seed)
+            with np.errstate(over="ignore", invalid="ignore"):  # a tape may hold any number
+                found = measured(take(self.sides, step), self.seed)
+            yield found
 
 
 def measured(taken: Taken, seed: int = 0) -> Measured:

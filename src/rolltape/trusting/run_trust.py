@@ -195,6 +195,7 @@ def _opened(tape: Tape) -> Run:
     return tape if isinstance(tape, Run) else reader.open(tape)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def joined(run: str, baseline: str | None, found: Sequence[Measured], seed: int = 0) -> Trust:
     """What the steps say together. Pure."""
     kept = [_kept_findings(one, found[0], replayed=baseline is not None) for one in found]
