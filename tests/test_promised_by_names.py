@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,16 +20,22 @@ from rolltape.errors import (
     CorruptFileError,
     KeyNameError,
     MemoryLimitError,
+    RolltapeError,
     UnsupportedValueError,
 )
 from rolltape.key import MAX_WORLD, Key
 from rolltape.reader import listing
+from rolltape.reader.acceptances import acceptances
+from rolltape.reader.dropped_steps import read_dropped
 from rolltape.reader.integrity import MOST_LINES, inspect
 from rolltape.storage import LocalStorage, storage_at
 from rolltape.storage.segment_index import SegmentIndex, read_index
 from rolltape.tape.checked_lines import LONGEST
 from rolltape.tape.compaction import compact
+from rolltape.tape.current_run import current_run
+from rolltape.tape.replayed import read_replayed
 from rolltape.tape.shards import shortfall_of
+from rolltape.verify.rules.noise_floor import read_floor
 from tests.cli_tapes import run
 
 METRICS = "train/metrics.jsonl"
@@ -94,6 +102,50 @@ def test_a_line_that_is_longer_than_any(tape: Path) -> None:
         with pytest.raises(CorruptFileError, match=r"metrics\.jsonl, line 1"):
             rolltape.open(tape).metrics()
         assert [finding.kind for finding in inspect(LocalStorage(tape)).findings] == ["metrics"]
+
+
+def test_a_line_that_cannot_be_read_is_not_copied(tape: Path) -> None:
+    """A file of a gigabyte takes that gigabyte once, and not again for its one line."""
+    before = (tape / METRICS).read_bytes()
+    with (tape / METRICS).open("ab") as file:
+        file.write(b'{"crc":"00000000","bytes":99999999,')
+        file.truncate(len(before) + 2**26)
+    tracemalloc.start()
+    try:
+        damaged: list[RolltapeError] = []
+        logged = rolltape.open(tape).metrics("train", 0, damaged)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * 2**26
+    assert logged
+    assert [error.what for error in damaged] == [f"a line has {2**26:,} bytes; the longest has {LONGEST:,}"]
+    (finding,) = inspect(LocalStorage(tape)).findings
+    assert finding.message.endswith(f"has {2**26:,} bytes; the longest has {LONGEST:,}")
+
+
+@pytest.mark.parametrize("name", ["runs.jsonl", "accepted.jsonl", "replayed.jsonl", "dropped.jsonl"])
+def test_a_line_of_a_note_that_is_longer_than_any_is_not_parsed(
+    tape: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tape / name).write_bytes(b'{"path":[' + b"[]," * (LONGEST // 3) + b"0]}\n{}\n")
+    parsed: list[int] = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda text, **how: (parsed.append(len(text)), loads(text, **how))[1])
+    storage = LocalStorage(tape)
+    for ask in (current_run, acceptances, read_replayed, read_dropped, inspect):
+        with contextlib.suppress(RolltapeError):
+            ask(storage)
+    assert max(parsed) < LONGEST
+
+
+def test_a_noise_floor_takes_no_more_memory_than_there_may_be(
+    tape: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tape / "noise.json").write_bytes(b'{"runs": 2, "errors": [' + b"[]," * 2**20 + b"0]}")
+    monkeypatch.setenv("ROLLTAPE_MAX_MEMORY", "30MB")
+    with pytest.raises(MemoryLimitError, match="noise floor"):
+        read_floor(LocalStorage(tape))
 
 
 def test_metrics_that_would_be_such_a_line_are_not_logged(tape: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import rolltape
 from rolltape.copying import carrying, planning
 from rolltape.errors import MisplacedFileError, RolltapeError
+from rolltape.pytest_plugin import assert_matches_tape
 from rolltape.reader.acceptances import acceptances
 from rolltape.reader.dropped_steps import Dropped, note_dropped, read_dropped
 from rolltape.reader.integrity import inspect
@@ -168,7 +170,19 @@ def mended(mine: Path) -> Any:
     return "metrics.jsonl" if b"MARK" not in (lost / METRICS).read_bytes() else (lost / METRICS).read_bytes()
 
 
+def own_tests(mine: Path) -> Any:
+    """What a test of a trainer does with the fixtures of the pytest plugin."""
+    with rolltape.Tape(mine, mode="replay", out=mine.parent / "candidate", background=False) as tape:
+        shown = tape.stage("rollout", inputs=False)(lambda: None)
+        with tape.step(0):
+            for _ in range(2):
+                shown()
+            tape.log({"loss": 0.25})
+        return assert_matches_tape(tape)
+
+
 WAYS: dict[str, Callable[[Path], Any]] = {
+    "pytest plugin": own_tests,
     "run.metrics": lambda mine: rolltape.open(mine).metrics("train"),
     "run.metrics, with damage": lambda mine: _and_damage(mine),
     "run.metrics_by_rank": lambda mine: rolltape.open(mine).metrics_by_rank("train"),
@@ -205,6 +219,38 @@ def test_metrics_of_elsewhere_are_refused_by_name(mine: Path, tapes: Path, kind:
     for file in mine.parent.rglob("train/*metrics.jsonl"):
         if before.get(file) != file.read_bytes() and "lost" not in file.parts:
             assert mark.encode() not in file.read_bytes(), file
+
+
+REPLAYS = """
+import rolltape
+with rolltape.Tape.from_env() as tape:
+    shown = tape.stage("rollout", inputs=False)(lambda: None)
+    with tape.step(0):
+        shown(), shown()
+        tape.log({"loss": 0.25})
+"""
+
+
+@pytest.mark.parametrize("kind", ["of another tape", "a line of another split", "noise.json"])
+def test_noise_is_not_measured_against_them(mine: Path, tapes: Path, kind: str) -> None:
+    if kind == "noise.json":
+        shutil.copy(tapes / "other/noise.json", mine / kind)
+        mark, name = "MARK-other", kind
+    else:
+        mark, name = planted(kind, tapes, mine), "metrics.jsonl"
+    before = (mine / "noise.json").read_bytes()
+    seen = command("noise", mine, "--runs", "1", "--", sys.executable, "-c", REPLAYS)
+    assert mark not in seen
+    assert name in seen, seen[:500]
+    assert (mine / "noise.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["runs.jsonl", "noise.json", "accepted.jsonl"])
+def test_the_pytest_plugin_refuses_notes_of_another_tape(mine: Path, tapes: Path, name: str) -> None:
+    shutil.copy(tapes / "other" / name, mine / name)
+    seen = said(lambda: own_tests(mine))
+    assert "MARK-other" not in seen
+    assert name in seen, seen[:500]
 
 
 def test_repair_takes_them_out_or_fetches_the_right_ones(mine: Path, tapes: Path) -> None:

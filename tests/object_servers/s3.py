@@ -12,6 +12,8 @@ from pathlib import Path
 from tests.object_servers.process import Process, free_ports, started
 
 KEY, SECRET, REGION, BUCKET = "rolltape", "rolltape-secret-key", "us-east-1", "tapes"
+READER, OPEN_BUCKET = "rolltape-reader", "open"
+"""Who may only read (its secret is the same), and a bucket for requests that nobody signed."""
 
 
 class S3Server:
@@ -42,8 +44,13 @@ class S3Server:
         data = tempfile.mkdtemp(dir=self.folder)
         config = self.folder / "s3.json"
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
-        one = {"name": KEY, "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": actions}
-        config.write_text(json.dumps({"identities": [one]}))
+        anybody = [f"{action}:{OPEN_BUCKET}" for action in actions]
+        identities = [
+            {"name": name, "credentials": [{"accessKey": name, "secretKey": SECRET}], "actions": may}
+            for name, may in ((KEY, actions), (READER, ["Read", "List"]))
+        ]
+        identities.append({"name": "anonymous", "actions": anybody})
+        config.write_text(json.dumps({"identities": identities}))
         parts = ("master", "volume", "filer", "s3")
         ports = free_ports(2 * len(parts))
         self.port = ports[6]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -69,3 +70,35 @@ def test_nothing_of_it_is_answered(tmp_path: Path, plant: Callable[[Path, Path, 
     assert all(answer.status >= 400 for answer in found)
     assert not {answer.body for answer in found} & {*answers.values(), *theirs.values()}
     assert found or any(Path(name).name in said for name in files)
+
+
+NOTES = [
+    "runs.jsonl",
+    "replayed.jsonl",
+    "dropped.jsonl",
+    "noise.json",
+    "accepted.jsonl",
+    "train/metrics.jsonl",
+]
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_notes_of_another_tape_change_no_answer(tmp_path: Path, name: str) -> None:
+    """Refused by name, or not asked at all; what is recorded is answered, and nothing of theirs is said."""
+    answers = record(tmp_path / "tape")
+    record(tmp_path / "other")
+    theirs = rolltape.open(tmp_path / "other").id
+    file = tmp_path / "other" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.exists():
+        file.write_text(json.dumps({"tape": theirs, "split": "train", "steps": "0-9", "path": "MARK"}) + "\n")
+    (tmp_path / "tape" / name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, tmp_path / "tape" / name)
+    said, found = "", []
+    try:
+        with rolltape.serve(tmp_path / "tape", mode="replay", order="none") as server:
+            found = [ask(server.url, chat(question)).body for question in answers]
+    except RolltapeError as error:
+        said = str(error)
+    assert found == list(answers.values()) if not said else name in said
+    assert "MARK" not in said

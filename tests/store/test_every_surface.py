@@ -26,7 +26,9 @@ from tests.store.surfaces import SURFACES, Place, names, record
 
 PAGES = {"view", "browse"}
 NOT_HERE = {"bisect", "index", "score", "trust"}
-"""Tested on directories alone: they need a repository, prompts by content, log-probs or a model."""
+"""In test_more_commands_on_s3.py, as they need a repository, prompts or log-probs; `score`, which needs a
+model, opens tapes as `trust` does.
+"""
 
 REFUSED = {
     ("view", "export"), ("view", "tokenizer"), ("view", "token_file"), ("browse", "tokenizer"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import shutil
@@ -12,7 +11,6 @@ import threading
 from dataclasses import asdict
 from pathlib import Path
 
-import psutil
 import pytest
 import ray
 
@@ -27,6 +25,7 @@ from rolltape.reader.integrity import inspect
 from rolltape.storage import storage_at
 from rolltape.verify.report.report import to_json
 from tests.cli_tapes import command, run
+from tests.listening import assert_ray_is_of_this_machine_alone, is_of_this_machine_alone
 from tests.object_servers.fixtures import forget_credentials
 from tests.object_servers.s3 import BUCKET
 from tests.spread_tapes import CANDIDATES, MINE, RERUNS, make_tapes
@@ -185,18 +184,8 @@ def test_an_error_of_a_worker_is_raised_here(cluster, tapes):
 
 
 def test_nobody_but_this_machine_can_reach_the_cluster_of_these_tests(cluster):
-    address = ipaddress.ip_address(cluster.address.rpartition(":")[0])
-    assert address.is_loopback
-    listening = {
-        (one.name(), connection.laddr.ip)
-        for one in psutil.Process().children(recursive=True)
-        for connection in one.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN and one.name() != "weed"
-    }
-    assert {"gcs_server", "raylet"} <= {name for name, _ in listening}
-    assert [
-        one for one in listening if not ipaddress.ip_address(one[1].removeprefix("::ffff:")).is_loopback
-    ] == []
+    assert is_of_this_machine_alone(cluster.address.rpartition(":")[0])
+    assert_ray_is_of_this_machine_alone()
 
 
 def test_another_cluster_than_the_one_in_use_is_refused(cluster):

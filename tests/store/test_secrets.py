@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ from obstore.store import from_url
 import rolltape
 from rolltape.errors import RolltapeError
 from rolltape.storage import ObjectStorage, Spool, SpooledStorage
+from tests.cli_tapes import in_process, run
 from tests.object_servers.s3 import BUCKET, SECRET
 from tests.store.runs import train
 
@@ -29,7 +28,9 @@ def assert_no_secret(text: str | bytes, where: str) -> None:
         assert secret.encode() not in data, f"{secret} is in {where}"
 
 
-def everything_about(error: BaseException) -> str:
+def everything_about(error: BaseException | None) -> str:
+    if error is None:
+        return ""
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     chained = []
     found: BaseException | None = error
@@ -103,15 +104,21 @@ def test_no_command_shows_them(wrong_keys: str) -> None:
         ["ls", wrong_keys], ["show", wrong_keys, "0"], ["check", wrong_keys], ["doctor", wrong_keys],
         ["diff", wrong_keys, wrong_keys], ["prune", wrong_keys, "--steps", "0", "--yes"],
         ["ls", f"s3://{SECRETS[0]}:{SECRETS[1]}@{BUCKET}/x"], ["ls", f"az://box/x?sig={SECRETS[4]}"],
-        ["run", "--mode", "record", "--dir", f"s3://{SECRETS[0]}:{SECRETS[1]}@{BUCKET}/x", "--", "true"],
     ):  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-m", "rolltape", *arguments], capture_output=True, check=False
-        )
-        assert done.returncode != 0, arguments
-        assert b"s3://" in done.stderr + done.stdout or b"az://" in done.stderr
-        assert b"Traceback" not in done.stderr
-        assert_no_secret(done.stdout + done.stderr, " ".join(arguments[:1]))
+        done = run(*arguments)
+        assert done.exit_code != 0, arguments
+        assert "s3://" in done.stderr + done.stdout or "az://" in done.stderr
+        assert_no_secret(done.stdout + done.stderr + everything_about(done.exception), arguments[0])
+    # All that a process of its own says, on its way out too.
+    for arguments in (
+        ["check", wrong_keys],
+        ["run", "--mode", "record", "--dir", f"s3://{SECRETS[0]}:{SECRETS[1]}@{BUCKET}/x", "--", "true"],
+    ):
+        told = in_process(*arguments)
+        assert told.returncode != 0, arguments
+        assert "s3://" in told.stderr + told.stdout
+        assert "Traceback" not in told.stderr
+        assert_no_secret(told.stdout + told.stderr, arguments[0])
 
 
 def test_a_tape_its_spool_and_its_pickles_hold_none(s3_url: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from obstore.store import from_url
 import rolltape
 from rolltape.errors import StorageError, StoreUnreachableError
 from rolltape.storage import ObjectStorage, Spool, SpooledStorage
+from tests.cli_tapes import run
 from tests.object_servers.fault_proxy import FaultProxy, Faults
 from tests.object_servers.s3 import S3Server
 from tests.store.runs import assert_whole, batch_of, train
@@ -92,9 +93,9 @@ def test_what_is_not_up_when_the_run_ends_is_told_and_drained_later(
     with pytest.raises(StoreUnreachableError, match="rolltape drain"):
         train(s3_url, "record", range(8), each)
     assert waiting() >= 4
-    doctor = rolltape_command("doctor", s3_url)
+    doctor = run("doctor", s3_url)
     assert "not up yet" in doctor.stdout
-    assert doctor.returncode == 1
+    assert doctor.exit_code == 1
     drained = rolltape_command("drain")
     assert drained.returncode == 1
     assert "left" in drained.stdout
@@ -103,7 +104,7 @@ def test_what_is_not_up_when_the_run_ends_is_told_and_drained_later(
     assert drained.returncode == 0, drained.stderr
     assert waiting() == 0
     assert_whole(s3_url, range(8))
-    assert "nothing waits" in rolltape_command("drain").stdout
+    assert "nothing waits" in run("drain").stdout
 
 
 def rolltape_command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,8 @@ TOKEN = "a token; with odd characters"
 ADDRESSES = [
     "/", "/state", "/static/x.js", "/t/0", "/t/1", "/t/0/train/rollout/0", "/t/0/train/rollout/0/1",
     "/t/0/val/rollout/0", "/c/0/1", "/c/0/1/train/rollout/0", "/c/0/1/train/rollout/0/1",
-    "/series/0/train/rollout", "/series/1/train/reward",
+    "/series/0/train/rollout", "/series/1/train/reward", "/o", "/matrix", "/size/0", "/report/0/1",
+    "/verdict/0/1", "/verdict/1/0",
 ]  # fmt: skip
 ODD = [
     "", ".", "..", "%2e%2e", "..%2f..%2f..%2fetc%2fpasswd", "/etc/passwd", "~", "\\", "%00",
@@ -37,6 +38,9 @@ QUERIES = [
     b"split=..",
     b"split=val", b"split=", b"token=", b"token=wrong", b"q=" + b"a" * 5000, b"regex=1", b"&&&===",
     b"\xff\xfe",
+    b"on=0,1", b"on=0&on=0", b"on=", b"on=-1,1", b"on=9" + b"9" * 5000, b"on=0&" * 2000, b"on=%ff,1",
+    b"on=0,1&split=<script>pwned()</script>", b"on=0,1&split=..%2f", b"on=1e3,0x1", b"on=" + b"0," * 9000,
+    b"by=<b>&on=0,1",
     b"q=<script>pwned()</script>", b"q=%0d%0a::error::pwned", b"token=%ff", b"q=\\", b"q=\\1&regex=1",
 ]  # fmt: skip
 FIELDS = [
@@ -49,6 +53,7 @@ FIELDS = [
     (b"cookie", b"a" * 9000),
     (b"cookie", b'rolltape-token="\\'), (b"referer", b"\x00"), (b"accept", b"\xff" * 100),
     (b"range", b"bytes=-1"),
+    (b"cookie", b'rolltape-token="' + b"\\" * 60_000 + b'"'), (b"cookie", b";" * 60_000),
     (b"content-length", b"-1"), (b"x-forwarded-host", b"evil.example"),
 ]  # fmt: skip
 

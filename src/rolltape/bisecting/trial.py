@@ -104,7 +104,18 @@ class Trial:
     def from_json(cls, node: Mapping[str, Any]) -> Trial:
         """The reverse of ``to_json``; a ``TypeError``, ``KeyError`` or ``ValueError`` for anything else."""
         lists = {name: tuple(node[name]) for name in ("causes", "findings")}
-        return cls(**{**node, **lists, "outcome": Outcome(node["outcome"])})
+        trial = cls(**{**node, **lists, "outcome": Outcome(node["outcome"])})
+        texts = (trial.why, trial.output, *trial.causes, *trial.findings)
+        maybe = ((trial.path, str), (trial.step, int), (trial.limit, (int, float)))
+        known = (
+            all(isinstance(text, str) for text in texts)
+            and all(value is None or isinstance(value, kind) for value, kind in maybe)
+            and isinstance(trial.seconds, (int, float))
+            and (type(trial.run), type(trial.empty), type(trial.lasting)) == (int, bool, bool)
+        )
+        if not known:
+            raise TypeError("this is no result of a trial")
+        return trial
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from rolltape.bisecting.trial import Trial
+
+LARGEST = 2**20
+"""Bytes of a result: the end of what a command printed is the most of it."""
 
 
 def default_cache(environ: Mapping[str, str]) -> Path:
@@ -40,7 +44,7 @@ class TrialCache:
     def get(self, key: str, timeout: float | None) -> Trial | None:
         """What came out of a trial; None where it was never run, or was ended too early to tell."""
         try:
-            trial = Trial.from_json(json.loads((self.folder / f"{key}.json").read_bytes()))
+            trial = Trial.from_json(json.loads(_read(self.folder / f"{key}.json")))
             early = trial.limit is not None and (timeout is None or timeout > trial.limit)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):  # not there, or nothing of ours
             return None
@@ -62,3 +66,13 @@ class TrialCache:
             with suppress(FileNotFoundError):
                 os.unlink(name)
             raise
+
+
+def _read(path: Path) -> bytes:
+    """A small regular file; an OSError for anything else: a pipe would be waited for, a device never ends."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
+            raise OSError(f"{path} is no result of a trial")
+        return file.read(LARGEST)

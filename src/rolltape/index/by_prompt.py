@@ -428,7 +428,8 @@ class Answering:
         assert self._tape._dispatcher is not None
         samples = RecordedSamples(self._tape._dispatcher.storage, recording)
         told = samples.told_version
-        versions = set(samples.versions().to_pylist()) if told is None else {told}
+        with samples.located():
+            versions = set(samples.versions().to_pylist()) if told is None else {told}
         step = recording.key.step
         return all(self._how.rule.allows(step if one is None else one, policy) for one in versions)
 

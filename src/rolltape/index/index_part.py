@@ -32,6 +32,8 @@ SMALL = 65536
 _KEY = b"rolltape.index"
 _GUESS = 64 * 1024
 _KEPT_GROUPS = 16
+_LARGEST_FOOTER = 256 * 1024 * 1024
+"""Bytes that a footer may be: it names every recording, and a million of them take half of this."""
 _MOST_BYTES = 16 * 1024 * 1024
 """Bytes that a group of rows may be: uids and finish reasons are texts of any length."""
 
@@ -164,7 +166,9 @@ class StoredPart:
         stat, end = storage.read_end(self.name, _GUESS)
         self.size = stat.size
         wanted = int.from_bytes(end[-8:-4], "little") + 8 if len(end) >= 8 else 0
-        if len(end) < min(wanted, stat.size):
+        if wanted > min(stat.size, _LARGEST_FOOTER):
+            raise CorruptFileError("its footer is larger than that of an index can be", where=self.where)
+        if len(end) < wanted:
             stat, end = storage.read_end(self.name, wanted)
         self._window = _Window(storage, self.name, stat.size, stat.revision, bytes(end))
         self._file = pq.ParquetFile(

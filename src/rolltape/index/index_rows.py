@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +17,10 @@ from rolltape.batch.json_values import is_tensor
 from rolltape.batch.roles import columns_with
 from rolltape.batch.tree import Dismantled
 from rolltape.cached import cached_property
+from rolltape.codec.file import decoding
 from rolltape.errors import (
     CorruptFileError,
+    MemoryLimitError,
     MissingDependencyError,
     StepMissingError,
     UnknownAdapterError,
@@ -81,8 +84,13 @@ class Declared:
             return None
         sampling = node.get("sampling")
         names = None if not isinstance(sampling, list) else tuple(map(str, sampling))
+        n, weights, first = (node.get(name) for name in ("n", "weights", "first"))
         return cls(
-            tuple(map(str, node["prompts"])), node.get("n"), names, node.get("weights"), node.get("first")
+            tuple(map(str, node["prompts"])),
+            n if isinstance(n, (str, int)) else None,
+            names,
+            weights if isinstance(weights, str) else None,
+            first if isinstance(first, str) else None,
         )
 
     def is_of_sampling(self, name: str) -> bool:
@@ -183,6 +191,16 @@ class RecordedSamples:
         """The recorded arguments, where they are those of this very call."""
         return self._read_inputs()
 
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """What goes wrong with what a recording says is an error of ours, and names it."""
+        try:
+            with decoding():
+                yield
+        except (CorruptFileError, MemoryLimitError) as error:
+            error.where = error.where or self.recording.where
+            raise
+
     def prompts(self) -> list[Any] | None:
         """The prompt of every sample; None where the recording has none."""
         count = len(self.samples)
@@ -215,7 +233,10 @@ class RecordedSamples:
         """What stands for how the samples were drawn."""
         said = self.recording.about.get("by")
         if isinstance(said, Mapping) and isinstance(said.get("sampled"), str):
-            return bytes.fromhex(said["sampled"])
+            sampled = bytes.fromhex(said["sampled"])
+            if len(sampled) != SIZE:
+                raise CorruptFileError("what it says of its sampling is no digest")
+            return sampled
         digests = self._digests()
         if digests is None:
             return NO_SAMPLING
@@ -232,6 +253,10 @@ class RecordedSamples:
 
     def table(self) -> pa.Table:
         """The rows of an index; ``file`` is 0."""
+        with self.located():
+            return self._table()
+
+    def _table(self) -> pa.Table:
         samples, count = self.samples, len(self.samples)
         uids, index = self.recording.identity()
         contents = self.contents() if self._known is None else None
@@ -323,12 +348,14 @@ class RecordedSamples:
         """The version that each says it was drawn with; none where that is the step's."""
         name = self._column("weights_version")
         if name is not None and not self.samples.stored[name].shape:
-            return pa.array(self.samples.numbers(name).astype(np.int64))
+            numbers = self.samples.numbers(name)
+            whole = np.isfinite(numbers) & (np.abs(numbers) < 2.0**63)
+            return pa.array(np.where(whole, numbers, 0).astype(np.int64), mask=~whole)
         if (told := self.told_version) is not None:
             return pa.array(np.full(len(self.samples), told, np.int64))
         declared = self.declared.weights if self.declared else None
         given = self._inputs.get(declared) if declared and self._inputs is not None else None
-        if isinstance(given, (int, np.integer)):
+        if isinstance(given, (int, np.integer)) and -(2**63) <= given < 2**63:
             return pa.array(np.full(len(self.samples), int(given), np.int64))
         return pa.nulls(len(self.samples), pa.int64())
 
@@ -337,7 +364,12 @@ class RecordedSamples:
         column = self.samples.columns[name] if name is not None else None
         if not isinstance(column, ObjectColumn):
             return pa.nulls(len(self.samples), pa.string())
-        return pa.array([value if isinstance(value, str) else None for value in column.values], pa.string())
+        return pa.array([value if _is_text(value) else None for value in column.values], pa.string())
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is a text that Arrow holds: halves of a pair of surrogates are none."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _counts(found: np.ndarray | None, count: int) -> pa.Array:

@@ -18,6 +18,8 @@ MOST_ROWS = 2**17
 """Rows that are kept until they are stored."""
 MOST_PARTS = 16
 """Parts of this process from which they are merged into one."""
+MOMENT = 2.0
+"""Seconds that a merge waits for parts on their way to a store; else it is left for another time."""
 
 
 class IndexWriter:
@@ -53,6 +55,7 @@ class IndexWriter:
             return
         mine = self._parts.setdefault(place, [])
         mine.append(name)
-        if len(mine) > MOST_PARTS:
+        # A store that is away, or slow, holds nobody up: the parts are as good as what is made of them.
+        if len(mine) > MOST_PARTS and not self._storage.settle(MOMENT, patient=False).names:
             index = SampleIndex(open_run(self._storage.location), place[1], place[0], read=False)
             self._parts[place] = merge_parts(index, mine)

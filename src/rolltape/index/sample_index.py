@@ -29,6 +29,8 @@ from rolltape.errors import (
     MisplacedFileError,
     RolltapeError,
     StepMissingError,
+    StorageError,
+    StoreUnreachableError,
 )
 from rolltape.index.index_part import Indexed, StoredPart, digests_of, rows_with, sorted_rows
 from rolltape.index.index_rows import SCHEMA, Known, RecordedSamples
@@ -323,7 +325,14 @@ class SampleIndex:
 
     def _open_parts(self) -> None:
         self.faults = []
-        names = sorted(self.storage.names(index_folder(self.split, self.stage)), reverse=True)
+        folder = index_folder(self.split, self.stage)
+        try:
+            names = sorted(self.storage.names(folder), reverse=True)
+        except StoreUnreachableError:
+            raise
+        except StorageError as error:  # a link in its place: recordings are read instead
+            names = []
+            self.faults.append(Fault("damaged", folder.rstrip("/"), error.what))
         known, self._stored = self._stored, {}
         for name in names:
             if name in self._passed_over:
@@ -475,10 +484,11 @@ def _said_by(place: _Place, path: str, revision: str) -> _Said | None:
     """What one recording says; None where it has no prompts. A few recordings are kept."""
     try:
         samples = RecordedSamples(place.storage, Recording(place.storage, _key(path)))
-        contents = samples.contents()
-        if contents is None:
-            return None
-        return _Said(contents, samples.sampling(), samples.versions().to_pylist())
+        with samples.located():
+            contents = samples.contents()
+            if contents is None:
+                return None
+            return _Said(contents, samples.sampling(), samples.versions().to_pylist())
     except StepMissingError:
         return None
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import astuple, dataclass
 
 from rolltape.errors import CorruptFileError, StepMissingError
 from rolltape.storage import Storage
+from rolltape.tape.checked_lines import parse_line
 from rolltape.tape.place import check_note
 
 NAME = "accepted.jsonl"
@@ -49,7 +49,7 @@ def acceptances(storage: Storage) -> list[Acceptance]:
 
 
 def _read_line(line: str) -> Acceptance:
-    found = Acceptance(**json.loads(line))
+    found = Acceptance(**parse_line(line))
     if not all(type(value) is str for value in astuple(found)):
         raise TypeError("it is not made of texts")
     return found

@@ -9,6 +9,7 @@ from rolltape.errors import MemoryLimitError, RolltapeError, StepMissingError, S
 from rolltape.key import Key
 from rolltape.steps import StepSelector
 from rolltape.storage import Storage
+from rolltape.tape.checked_lines import parse_line
 from rolltape.tape.place import strange_note
 
 NAME = "dropped.jsonl"
@@ -50,7 +51,7 @@ def read_dropped(storage: Storage) -> list[Dropped]:
 def parse_dropped(storage: Storage, line: bytes) -> Dropped | None:
     """What a line of a tape says; None if it cannot be read, or is of another one."""
     try:
-        node = json.loads(line.decode("utf-8", "replace"))
+        node = parse_line(line.decode("utf-8", "replace"))
         if strange_note(storage, {"tape": node.pop("tape", None)}) is not None:
             return None
         one = Dropped(**node)

@@ -26,7 +26,7 @@ from rolltape.reader.listing import NOTES, is_name
 from rolltape.reader.wording import counted
 from rolltape.spread import HERE, Spread
 from rolltape.storage import SegmentedStorage, Stat, Storage
-from rolltape.tape.checked_lines import check_line
+from rolltape.tape.checked_lines import check_line, lines_of
 from rolltape.tape.commits import read_commit
 from rolltape.tape.current_run import NAME as RUNS
 from rolltape.tape.current_run import read_lines
@@ -278,13 +278,13 @@ def _manifest(storage: Storage) -> Iterator[Finding]:
 
 def _metrics(storage: Storage, name: str, seen: Seen) -> Iterator[Finding]:
     try:
-        lines = bytes(storage.read(name)).split(b"\n")
+        text = bytes(storage.read(name))
     except (StorageError, MemoryLimitError, StepMissingError) as error:  # an index may list what is not there
         yield Finding("metrics", name, error.what)
         return
     strange, damaged = _Strange(storage, name), 0
-    for number, line in enumerate(lines, 1):
-        node, wrong = _read(line) if line else (None, None)
+    for number, line in lines_of(text):
+        node, wrong = _read(line)
         if node is not None:
             strange.add(number, node)
         if wrong is not None:
@@ -301,7 +301,7 @@ def _note(storage: Storage, name: str, seen: Seen) -> Iterator[Finding]:
     try:
         text = bytes(storage.read(name))
         strange = _Strange(storage, name)
-        for number, line in enumerate(text.split(b"\n") if name.endswith(".jsonl") else [text], 1):
+        for number, line in lines_of(text) if name.endswith(".jsonl") else [(1, text)]:
             if line and (node := as_node(line)) is not None:
                 strange.add(number, node)
             elif name.endswith(".json"):
@@ -355,12 +355,12 @@ def wrong_with(line: bytes) -> str | None:
     return _read(line)[1]
 
 
-def _read(line: bytes) -> tuple[Mapping[str, Any] | None, str | None]:
+def _read(line: bytes | memoryview) -> tuple[Mapping[str, Any] | None, str | None]:
     """What a line of metrics says, or what is wrong with it."""
     try:
         body = check_line(line, "")
-    except CorruptFileError:
-        return None, "does not match its checksum"
+    except CorruptFileError as error:
+        return None, error.what.removeprefix("a line ")
     if body is None:
         return None, "was cut short: its process died while writing it"
     try:

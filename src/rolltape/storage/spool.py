@@ -8,6 +8,9 @@ Every process writes to a session of its own, and entries are as durable as a re
 the side, synced, and moved into place. A session whose lock is free belongs to nobody: the next process that
 writes to the tape takes it over. An entry has all that makes uploading it twice the same as once: the id of
 the attempt of a file, the name of the object of a line.
+
+Nothing in a spool is followed out of it, and nothing but regular files is opened. What is no entry of ours is
+named and left where it is; all others are taken to the store.
 """
 
 from __future__ import annotations
@@ -15,22 +18,31 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rolltape.errors import CorruptFileError
-from rolltape.storage.contract import BytesLike
+from rolltape.errors import CorruptFileError, RolltapeError, StorageError
+from rolltape.storage import beneath
+from rolltape.storage.contract import BytesLike, check_lines, check_name
 from rolltape.storage.local import LocalStorage
+from rolltape.storage.memory_limit import check_memory
+from rolltape.storage.store_lines import Line
 from rolltape.storage.store_url import without_secrets
+
+log = logging.getLogger("rolltape")
 
 _ENTRY = re.compile(r"([0-9]{20})\.entry")
 _STEP = re.compile(r"step_([0-9]{6,19})")
+_ATTEMPT = re.compile(r"[0-9a-f]{32}")
 _LONGEST_HEAD = 64 * 1024
+_LONGEST_URL = 16 * 1024
 _held: set[int] = set()
 """Descriptors of locks: a forked child must not keep the sessions of its parent alive."""
 
@@ -114,9 +126,13 @@ class Session:
     def taken_over(cls, folder: str) -> Session | None:
         """The session in a folder, if nobody else has it."""
         path = f"{folder}/lock"
-        if not os.path.exists(path):
+        if not os.path.lexists(path):
             return None
-        lock = _open_locked(path)
+        try:
+            lock = _open_locked(path)
+        except OSError as error:  # a link, a folder or a socket in its place, or another user's
+            log.warning("a session of the spool is left alone: %s: %s", path, error.strerror or error)
+            return None
         return None if lock is None else cls(folder, lock)
 
     def add(
@@ -131,24 +147,30 @@ class Session:
         return Entry(number, do, name, attempt, replace, len(head), size)
 
     def entries(self) -> list[Entry]:
-        """What is left to do, in order."""
-        found = sorted(name for name in self._files.names("") if _ENTRY.fullmatch(name))
-        return [self._entry(name) for name in found]
+        """What is left to do, in order; what cannot be done is named, and stays."""
+        found = []
+        for name in sorted(name for name in self._files.names("") if _ENTRY.fullmatch(name)):
+            try:
+                found.append(self._entry(name))
+            except RolltapeError as error:
+                log.warning("an entry of the spool is left where it is: %s", error)
+        return found
 
     def _entry(self, name: str) -> Entry:
         found = self._files.stat(name)
-        start = self._files.read(name, 0, min(_LONGEST_HEAD, found.size if found else 0))
+        total = found.size if found else 0
+        start = self._files.read(name, 0, min(_LONGEST_HEAD, total))
         head = bytes(start).partition(b"\n")[0]
         try:
-            node = json.loads(head)
-            number = int(name.removesuffix(".entry"))
-            kinds: Mapping[str, Any] = {"do": str, "name": str, "attempt": str, "replace": bool, "size": int}
-            do, file, attempt, replace, size = (kind(node[key]) for key, kind in kinds.items())
-        except (ValueError, KeyError, TypeError) as error:
+            entry = _parsed(int(name.removesuffix(".entry")), json.loads(head), len(head) + 1)
+            if entry.start + entry.size != total:
+                raise ValueError(f"it has {total} bytes, and should have {entry.start + entry.size}")
+        except (ValueError, KeyError, TypeError, RecursionError, RolltapeError) as error:
             raise CorruptFileError(
                 f"an entry of the spool cannot be read: {error!r:.200}", where=f"{self.folder}/{name}"
             ) from None
-        return Entry(number, do, file, attempt, replace, len(head) + 1, size)
+        check_memory(entry.size, "an entry of the spool", f"{self.folder}/{name}")
+        return entry
 
     def read(self, entry: Entry, offset: int = 0, length: int | None = None) -> bytes | bytearray:
         """The bytes of an entry."""
@@ -164,14 +186,32 @@ class Session:
         with suppress(OSError):
             if not any(_ENTRY.fullmatch(name) for name in os.listdir(self.folder)):
                 os.unlink(f"{self.folder}/lock")
-                with suppress(OSError):
-                    for left in os.scandir(f"{self.folder}/.tmp"):
-                        os.unlink(left.path)
+                with suppress(OSError, StorageError):
+                    with beneath.folder(self.folder, ".tmp", listing=True) as inside:
+                        for left in os.listdir(inside):
+                            os.unlink(left, dir_fd=inside)
                     os.rmdir(f"{self.folder}/.tmp")
                 os.rmdir(self.folder)
         if self._lock in _held:
             _held.discard(self._lock)
             os.close(self._lock)
+
+
+def _parsed(number: int, node: Any, start: int) -> Entry:
+    """An entry of what its head says; raises whatever is wrong with it."""
+    kinds: Mapping[str, type] = {"do": str, "name": str, "attempt": str, "replace": bool, "size": int}
+    do, name, attempt, replace, size = (node[key] for key in kinds)
+    if [type(node[key]) for key in kinds] != list(kinds.values()) or size < 0:
+        raise TypeError("what it says of itself has other types")
+    check_name(name)
+    if do == "line":
+        check_lines(name)
+        known = Line.parse(attempt) is not None
+    else:
+        known = {"publish": _ATTEMPT.fullmatch(attempt) is not None, "delete": not attempt}.get(do, False)
+    if not known:
+        raise ValueError("it says nothing that can be done")
+    return Entry(number, do, name, attempt, replace, start, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +228,15 @@ class Spool:
 
     def begin(self, url: str) -> Session:
         """A session of this process for a tape."""
-        folder = self.folder_of(url)
-        if not os.path.exists(f"{folder}/url"):
+        folder = self._checked_folder(url)
+        if not os.path.lexists(f"{folder}/url"):
             LocalStorage(folder).publish("url", [without_secrets(url).encode()], replace=True)
         return Session.begin(folder)
 
     def left_behind(self, url: str) -> list[Session]:
         """The sessions of processes that are gone, taken over."""
-        taken = [Session.taken_over(folder) for folder in sorted(self._sessions(self.folder_of(url)))]
+        folder = self._checked_folder(url)
+        taken = [Session.taken_over(session) for session in sorted(self._sessions(folder))]
         return [session for session in taken if session is not None]
 
     def waiting(self) -> dict[str, Waiting]:
@@ -203,16 +244,44 @@ class Spool:
         found: dict[str, Waiting] = {}
         with suppress(OSError):
             for folder in os.scandir(self.root):
-                with suppress(OSError):
-                    with open(f"{folder.path}/url", encoding="utf-8") as file:
-                        url = file.read().strip()
+                url = _url_in(folder.path) if folder.is_dir(follow_symlinks=False) else None
+                if url is not None and self.folder_of(url) == f"{self.root}/{folder.name}":
                     found[url] = _waiting(self._sessions(folder.path))
         return {url: one for url, one in found.items() if one.files}
+
+    def _checked_folder(self, url: str) -> str:
+        """The folder for a tape; a StorageError where it says that it is another's."""
+        folder = self.folder_of(url)
+        said = _url_in(folder)
+        if os.path.islink(folder) or said not in (None, without_secrets(url)):
+            raise StorageError(
+                "this folder of the spool is not of this tape",
+                where=folder,
+                causes=["something other than Rolltape put it there"],
+                hint="look at it, and move it away; a run makes its own",
+            )
+        return folder
 
     @staticmethod
     def _sessions(folder: str) -> Iterator[str]:
         with suppress(OSError), os.scandir(folder) as entries:
-            yield from (entry.path for entry in entries if entry.is_dir() and entry.name[0] != ".")
+            yield from (
+                entry.path
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."
+            )
+
+
+def _url_in(folder: str) -> str | None:
+    """The tape that a folder of the spool says it is for; None where it does not say."""
+    try:
+        files = LocalStorage(folder)
+        found = files.stat("url")
+        if found is None or found.size > _LONGEST_URL:
+            return None
+        return bytes(files.read("url")).decode().strip()
+    except (RolltapeError, UnicodeDecodeError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +301,7 @@ def _waiting(sessions: Iterator[str]) -> Waiting:
             for entry in entries:
                 if _ENTRY.fullmatch(entry.name):
                     with suppress(FileNotFoundError):
-                        found = entry.stat()
+                        found = entry.stat(follow_symlinks=False)
                         files, nbytes = files + 1, nbytes + found.st_size
                         oldest = min(oldest, found.st_mtime)
     return Waiting(files, nbytes, oldest)
@@ -249,10 +318,12 @@ def _file(number: int) -> str:
 
 
 def _open_locked(path: str) -> int | None:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_ino != os.stat(path).st_ino:  # ended meanwhile, and made anew
+        there = os.fstat(fd)
+        if not stat.S_ISREG(there.st_mode) or there.st_ino != os.stat(path).st_ino:  # made anew meanwhile
             raise OSError
     except OSError:
         os.close(fd)

@@ -98,6 +98,7 @@ class SpooledStorage:
         if "/" not in check_name(name) or is_lines(name) or name.endswith(_AGREED):
             self._wait_for(name)
             return self.remote.publish(name, buffers, replace=replace)
+        self.remote.url.key(name)  # what no store takes must not wait for it
         last = uploads.last(name)
         if not replace and last is not None and last.entry.do == "publish":
             raise taken(self._where(name))
@@ -115,6 +116,7 @@ class SpooledStorage:
                 mine = self._lines[name] = _Lines(self._last_line(name), os.urandom(8).hex())
             mine.last = max(time.time_ns(), mine.last + 1)
             key = Line(mine.last, mine.writer, mine.count)
+            self.remote.lines.line_key(name, key)  # what no store takes must not wait for it
             self._add("line", name, [line], key.key, replace=False)
             mine.count += 1
 

@@ -335,8 +335,7 @@ class StoreLines:
 
     def put(self, name: str, key: Line, line: bytes) -> None:
         """Put a line under its key. No one else uses it: whoever repeats this writes the same."""
-        full = f"{self._folder(name)}/{key.key}"
-        self._client.put(full, [line + b"\n"], new=False, attempt=key.writer)
+        self._client.put(self.line_key(name, key), [line + b"\n"], new=False, attempt=key.writer)
 
     def fold_if_many(self, name: str) -> int:
         """Fold if there are enough lines; how many to add before looking again."""
@@ -412,6 +411,10 @@ class StoreLines:
         return True
 
     # -- parts -------------------------------------------------------------------------------------
+
+    def line_key(self, name: str, key: Line) -> str:
+        """The full name of the object of a line; raises StorageError where no store takes one that long."""
+        return self._client.url.key(f"{folder_of(name)}/{key.key}")
 
     def _folder(self, name: str) -> str:
         return self._client.url.key(folder_of(name))

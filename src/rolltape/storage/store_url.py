@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rolltape.errors import ConfigError
+from rolltape.errors import ConfigError, StorageError
 
 SCHEMES = {"s3": "bucket", "gs": "bucket", "az": "container"}
 """What stands behind the scheme of each kind of store."""
 _OTHER = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "azure": "az", "oss": "s3"}
 _OTHER |= {"r2": "s3", "minio": "s3", "wasb": "az", "wasbs": "az", "adl": "az"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-$]*")
+LONGEST_KEY = 1024
+"""Bytes of the name of an object, in every store."""
+_ROOM = 128
+"""Bytes that a path leaves for the names of a tape: splits, stages and the objects of lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +33,16 @@ class StoreUrl:
         return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
 
     def key(self, name: str) -> str:
-        """The full name of an object."""
-        return f"{self.prefix}/{name}" if self.prefix else name
+        """The full name of an object; raises StorageError where no store takes one that long."""
+        key = f"{self.prefix}/{name}" if self.prefix else name
+        if 4 * len(key) > LONGEST_KEY and (size := len(key.encode("utf-8", "replace"))) > LONGEST_KEY:
+            raise StorageError(
+                f"the name of a file is too long for a store: with the path of the URL {size} bytes, of at "
+                f"most {LONGEST_KEY:,}",
+                where=f"{self.scheme}://{self.bucket}/{key}",
+                hint="keep the tape at a shorter path, or give the split and the stage shorter names",
+            )
+        return key
 
 
 def without_secrets(text: str) -> str:
@@ -79,7 +91,15 @@ def parse_url(text: str) -> StoreUrl:
             raise ConfigError(
                 f"the URL has a part that cannot be used: {part!r}", where=shown, hint="use plain names"
             )
-    return StoreUrl(lower, bucket, "/".join(parts))
+    prefix = "/".join(parts)
+    if (size := len(prefix.encode("utf-8", "replace"))) > LONGEST_KEY - _ROOM:
+        raise ConfigError(
+            f"the path of the URL is too long: {size:,} bytes, of at most {LONGEST_KEY - _ROOM}; in a store "
+            f"the whole name of a file has up to {LONGEST_KEY:,}",
+            where=shown,
+            hint="keep the tape at a shorter path",
+        )
+    return StoreUrl(lower, bucket, prefix)
 
 
 def _instead(scheme: str) -> str:

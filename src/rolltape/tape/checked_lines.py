@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rolltape.errors import CorruptFileError
@@ -19,6 +19,7 @@ from rolltape.errors import CorruptFileError
 LONGEST = 16 * 2**20
 """Bytes of a line. What a longer one says may take more memory than a reader has."""
 
+_CONTENT = re.compile(rb"[^\n]+")
 _HEAD = b'{"crc":"????????","bytes":'
 _LINE = re.compile(rb'\{"crc":"([0-9a-f]{8})","bytes":([0-9]{1,18}),(.*)', re.DOTALL)
 
@@ -29,9 +30,30 @@ def checked_line(node: Mapping[str, Any]) -> bytes:
     return b'{"crc":"%08x","bytes":%d,' % (zlib.crc32(body), len(body)) + body
 
 
-def check_line(line: bytes, where: str) -> bytes | None:
+def lines_of(text: bytes) -> Iterator[tuple[int, bytes | memoryview]]:
+    """The lines that are not empty, counted from 1; one that is too long to be read is not copied.
+
+    >>> list(lines_of(b"a\\n\\nb"))
+    [(1, b'a'), (3, b'b')]
+    """
+    number, counted = 1, 0
+    for found in _CONTENT.finditer(text):
+        start, end = found.span()
+        number += text.count(b"\n", counted, start)
+        counted = start
+        yield number, text[start:end] if end - start <= LONGEST else memoryview(text)[start:end]
+
+
+def parse_line(line: bytes | memoryview | str) -> Any:
+    """What a line without a checksum says; ValueError or RecursionError if it is no JSON, or too long."""
+    if len(line) > LONGEST or isinstance(line, memoryview):
+        raise ValueError(f"it has {len(line):,} bytes; the longest has {LONGEST:,}")
+    return json.loads(line)
+
+
+def check_line(line: bytes | memoryview, where: str) -> bytes | None:
     """What a line says, if its checksum proves it; None if it was cut short."""
-    if len(line) > LONGEST:
+    if len(line) > LONGEST or isinstance(line, memoryview):
         raise CorruptFileError(
             f"a line has {len(line):,} bytes; the longest has {LONGEST:,}",
             where=where,

@@ -23,7 +23,7 @@ from typing import Any
 from rolltape.errors import CorruptFileError, RolltapeError, StepMissingError
 from rolltape.key import Key
 from rolltape.storage import Storage
-from rolltape.tape.checked_lines import check_line, checked_line
+from rolltape.tape.checked_lines import check_line, checked_line, lines_of
 from rolltape.tape.place import check_note
 from rolltape.tape.recording import Recording
 
@@ -83,9 +83,7 @@ def read_lines(storage: Storage) -> Iterator[dict[str, Any]]:
         text = bytes(storage.read(NAME))
     except StepMissingError:
         return
-    for number, line in enumerate(text.split(b"\n"), 1):
-        if not line:
-            continue
+    for number, line in lines_of(text):
         where = f"{storage.location}/{NAME}, line {number}"
         body = check_line(line, where)
         if body is not None:

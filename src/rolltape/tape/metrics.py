@@ -31,7 +31,7 @@ from rolltape.key import metrics_path
 from rolltape.steps import as_step
 from rolltape.storage import Storage
 from rolltape.storage.memory_limit import check_memory
-from rolltape.tape.checked_lines import LONGEST, check_line, checked_line
+from rolltape.tape.checked_lines import LONGEST, check_line, checked_line, lines_of
 from rolltape.tape.current_run import current_run
 from rolltape.tape.place import check_note
 
@@ -120,9 +120,7 @@ def _lines(
         damaged.append(error)
         return
     run = current_run(storage)
-    for number, line in enumerate(text.split(b"\n"), 1):
-        if not line:
-            continue
+    for number, line in lines_of(text):
         where = f"{storage.location}/{name}, line {number}"
         try:
             body = check_line(line, where)

@@ -6,7 +6,6 @@ tape and the split, a note beside the recordings the tape.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,6 +14,7 @@ from rolltape.codec.header import About
 from rolltape.errors import MisplacedFileError, RolltapeError
 from rolltape.key import Key, metrics_path
 from rolltape.storage import Storage
+from rolltape.tape.checked_lines import parse_line
 from rolltape.tape.manifest import read_manifest
 
 _METRICS = metrics_path("train").removeprefix("train/")
@@ -86,10 +86,10 @@ def split_of(name: str) -> str | None:
     return split if file == _METRICS else None
 
 
-def as_node(line: bytes) -> dict[str, Any] | None:
+def as_node(line: bytes | memoryview) -> dict[str, Any] | None:
     """What a line or a note says; None where it cannot be read."""
     try:
-        node = json.loads(line)
+        node = parse_line(line)
     except (ValueError, RecursionError):
         return None
     return node if isinstance(node, dict) else None

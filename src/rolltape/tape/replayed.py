@@ -13,6 +13,7 @@ from rolltape.batch.json_values import Json
 from rolltape.errors import CorruptFileError, StepMissingError
 from rolltape.key import Key
 from rolltape.storage import Storage
+from rolltape.tape.checked_lines import parse_line
 from rolltape.tape.place import check_note
 
 NAME = "replayed.jsonl"
@@ -42,7 +43,7 @@ def _read(storage: Storage) -> list[tuple[Key, str, float | None]]:
     found: list[tuple[Key, str, float | None]] = []
     for number, line in enumerate(lines, 1):
         try:
-            node = json.loads(line)
+            node = parse_line(line)
             key, digest = Key.parse(node["path"]), str(node["digest"])
             waited = _seconds(node.get("waited"))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -8,6 +8,8 @@ import click
 
 from rolltape.cli.arguments import TapePath
 from rolltape.cli.output import Exit, Screen, complain
+from rolltape.errors import RolltapeError
+from rolltape.reader.visible import visible
 from rolltape.reader.wording import counted
 from rolltape.rich_text import shown
 from rolltape.settings import resolve
@@ -34,8 +36,15 @@ def command(tape: str | None) -> Exit:
         if url not in waiting:
             screen.print(shown(f"{url}: nothing waits on this machine"), soft_wrap=True)
             continue
-        storage = SpooledStorage(ObjectStorage(url), spool)
-        taken = storage.adopt()
+        try:
+            storage = SpooledStorage(ObjectStorage(url), spool)
+            taken = storage.adopt()
+        except RolltapeError as refused:
+            if tape:
+                raise
+            complain(f"{visible(url)}: {refused}")
+            left_over = True
+            continue
         left = storage.settle(seconds(DEADLINE))
         for name, error in storage.take_failures():
             complain(f"{name}: {error}")

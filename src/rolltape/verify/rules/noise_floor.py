@@ -10,6 +10,7 @@ from typing import Any
 
 from rolltape.errors import CorruptFileError, StepMissingError
 from rolltape.storage import Storage
+from rolltape.storage.memory_limit import check_memory
 from rolltape.tape.manifest import read_manifest
 from rolltape.tape.place import check_note
 from rolltape.verify.comparison import Comparison
@@ -92,6 +93,7 @@ def read_floor(storage: Storage) -> Floor | None:
         text = bytes(storage.read(NAME))
     except StepMissingError:
         return None
+    check_memory(16 * len(text), "reading the noise floor", f"{storage.location}/{NAME}")
     try:
         node: Any = json.loads(text)
         errors, means = (
