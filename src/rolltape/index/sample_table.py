@@ -209,7 +209,7 @@ def _in_order(mine: pa.Table, other: pa.Table) -> bool:
 
 def _rewards_of(mine: pa.Table, other: pa.Table) -> Sequence[float] | np.ndarray:
     """The rewards of one step."""
-    values = other["reward"].fill_null(float("nan")).to_numpy()
+    values: np.ndarray = other["reward"].fill_null(float("nan")).to_numpy()
     if len(mine) == len(other) and _in_order(mine, other):
         return values
     ids = zip(other["uid"].to_pylist(), other["index"].to_pylist(), strict=True)

@@ -90,7 +90,7 @@ class SamplePages:
         split, stage = self._which(tape, query)
         asked, notes = _question(query), self.marks(tape, split, stage)
         among: dict[tuple[int, int], str] | None = None
-        waiting, findings = "", []
+        waiting, findings = "", list[tuple[str, str]]()
         if query.get("tag"):
             chosen = [place for place, note in notes.items() if query["tag"] in (*note.tags, "*")]
             among = {
