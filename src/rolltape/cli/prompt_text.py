@@ -92,13 +92,13 @@ def _find(run: Run, table: pa.Table, asked: str, stage: str, split: str) -> byte
         meant = [one for one in known if one.hex().startswith(asked)]
         if len(meant) == 1:
             return meant[0]
-    found = _by_text(run, table, asked, stage, split)
-    if len(found) == 1:
-        return next(iter(found))
-    if found:
-        some = "; ".join(f"{digest.hex()[:12]} {brief(text, 60)}" for digest, text in list(found.items())[:8])
+    alike = _by_text(run, table, asked, stage, split)
+    if len(alike) == 1:
+        return next(iter(alike))
+    if alike:
+        some = "; ".join(f"{digest.hex()[:12]} {brief(text, 60)}" for digest, text in list(alike.items())[:8])
         raise click.UsageError(
-            f"{counted(len(found), 'prompt')} have this text. Name one by its digest: {some}"
+            f"{counted(len(alike), 'prompt')} have this text. Name one by its digest: {some}"
         )
     raise click.UsageError(
         f"no prompt of {split}/{stage} is like {brief(asked, 60)!r}; "
