@@ -4,7 +4,7 @@
 #   make test                  every test of every stack; ROLLTAPE_JOBS=1: one stack after the other
 #   make soak                  what `make test` samples (kills, flipped bits, full disks, forks, long runs; on S3 too) in many
 #                              rounds: MINUTES=20 ROUNDS=20 SEED=0; to have round 7 again: SEED=7 ROUNDS=1;
-#                              ONLY=store: of core, store and serve this one
+#                              ONLY=store: of core, store, serve and verl this one
 #   make fuzz                  changed recordings, metrics, gates and requests: EXAMPLES=20000 of each, and five times as
 #                              many dumps, from SEED=0 on
 #   make compat                every release of docs/compatibility.md, which it writes; ONLY="verl-0.6.1 trl": these

@@ -184,6 +184,7 @@ def soak(session: nox.Session) -> None:
         "core": ("tests/slow", *ROUND_BY_ROUND),
         "store": (*SOAKED_IN_A_STORE, "-W", "default", *ROUND_BY_ROUND),
         "serve": ("tests/serve/test_serve_killed.py", "-W", "default"),
+        "verl": (REAL_TRAINER, "-k", "s3", "-W", "default"),
     }
     for stack in os.environ.get("ROLLTAPE_SOAK_ONLY", "").split() or soaked:
         run_tests(session, stack, python, *soaked[stack])

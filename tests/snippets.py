@@ -126,6 +126,8 @@ NOT_RUN: dict[tuple[str, str], str] = {
         "docs/metrics.md",
         "import rolltape",
     ): "it needs W&B and TensorBoard; tests/trl/test_loggers.py has both",
+    ("docs/pools.md", "python -m"): "it trains for a minute; tests/trl/test_pool_training.py does the same",
+    ("docs/pools.md", "rolltape filter s3"): BUCKET,
     ("docs/ray.md", "pip install"): NETWORK,
     (
         "docs/reading-with-other-tools.md",

@@ -19,7 +19,7 @@ import pytest
 STACK = os.environ.get("ROLLTAPE_STACK")
 
 FOLDERS = {
-    "core": ("torch", "slow", "interop", "faults", "fuzz", "index"),
+    "core": ("torch", "slow", "interop", "faults", "fuzz", "index", "pooling"),
     "light": (),
     "verl": ("verl",),
     "trl": ("trl",),
@@ -33,6 +33,7 @@ FOLDERS = {
 NEEDS = {
     "slow": (),
     "index": (),
+    "pooling": (),
     "faults": ("torch",),
     "fuzz": (),
     "torch": ("torch", "tensordict", "PIL"),

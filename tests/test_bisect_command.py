@@ -474,6 +474,24 @@ def test_merges(place, monkeypatch, left, right, culprit):
     assert ("A merge: its parents are clean" in shown) == (culprit == 5)
 
 
+def test_a_folder_that_is_renamed_on_the_way(place, monkeypatch):
+    """The command of the last commit does not fit the first: what does not run is skipped, not blamed."""
+    history = History(place / "repo")
+    for at in range(12):
+        folder, kind = ("old" if at < 3 else "new"), ("diverges" if at >= 8 else "clean")
+        history.add({f"{folder}/train.sh": SCRIPT, "kind": f"{kind}\n", "at": f"{at}\n"}, f"Change {at}")
+    ids = history.write()
+    monkeypatch.chdir(place / "repo")
+    (place / "repo" / "new").mkdir(exist_ok=True)
+    (place / "repo" / "kind").write_text("dirty\n")  # the user's own work is neither tried nor touched
+    either = ("--", "sh", "-c", "sh new/train.sh || sh old/train.sh")
+    found = bisect("--good", ids[0], "--bad", ids[11], *either)
+    assert found["commit"]["id"] == ids[8]
+    found = bisect("--good", ids[3], "--bad", ids[11], "--", "sh", "new/train.sh")
+    assert found["commit"]["id"] == ids[8]
+    assert (place / "repo" / "kind").read_text() == "dirty\n"
+
+
 def test_a_good_revision_that_is_not_behind_the_bad_one(place, monkeypatch):
     ids = branching(place, "diverges", "clean", "diverges")
     monkeypatch.chdir(place / "repo")
@@ -584,6 +602,36 @@ def test_two_of_twelve_flags_that_only_diverge_together(place, monkeypatch):
     assert code == 1
     assert "2 differences of 12 together make the replay diverge:" in shown
     assert "Without any one of them it is clean." in shown
+
+
+NESTED = """
+import json, os, shutil, sys
+told = json.load(open(sys.argv[1]))
+loss, optim = told["loss"], told["optim"]
+kind = "diverges" if optim["lr"] == 2 and loss["kl"]["coef"] == 1 and loss["clip"][1] == 3 else "clean"
+shutil.copytree(os.environ["TAPES"] + "/" + kind, os.environ["ROLLTAPE_OUT"])
+"""
+
+
+def test_three_nested_flags_that_only_diverge_together(place, monkeypatch):
+    monkeypatch.chdir(place)
+    (place / "train.py").write_text(NESTED)
+    before = {
+        "optim": {"lr": 1, "betas": [0.9, 0.99], "eps": 1e-8}, "loss": {"clip": [1, 2], "kl": {"coef": 0}},
+        "data": {"shards": {"a": 1, "b": 2}, "seed": 0}, "name": "old",
+    }  # fmt: skip
+    after = {
+        "optim": {"lr": 2, "betas": [0.9, 0.95], "eps": 1e-6}, "loss": {"clip": [2, 3], "kl": {"coef": 1}},
+        "data": {"shards": {"a": 1, "c": 2}, "seed": 1}, "name": "new", "extra": {"deep": {"er": None}},
+    }  # fmt: skip
+    (place / "a.json").write_text(json.dumps(before))
+    (place / "b.json").write_text(json.dumps(after))
+    words = ["--flags", "a.json", "b.json", "--", sys.executable, "train.py", "{config}"]
+    found = bisect(*words, tape="tapes/base")
+    assert sorted(one["text"].split(":")[0] for one in found["flags"]) == [
+        "loss.clip.1", "loss.kl.coef", "optim.lr",
+    ]  # fmt: skip
+    assert not any(one["unsure"] for one in found["flags"])
 
 
 SWITCH = """

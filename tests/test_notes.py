@@ -9,7 +9,7 @@ import pytest
 
 import rolltape
 from rolltape.errors import ConfigError
-from rolltape.notes import Marked, Notes, all_tags, checked_tags, notes_path
+from rolltape.sample_notes import Marked, Notes, all_tags, checked_tags, notes_path
 from tests.cli_tapes import run as cli
 
 SAMPLE = Marked("train", "rollout", 0, "a", 0)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import rolltape
 from rolltape.batch.columns import ArrayColumn, Column, ObjectColumn
 from rolltape.codec import file as file_module
+from rolltape.codec import filling
 from rolltape.codec.file import RecordingFile
 from tests.batches import DTYPES, padded, random_array, rollouts
 from tests.exact import assert_same, open_bytes, to_bytes
@@ -22,10 +23,15 @@ from tests.stacks import examples
 SLICES = [(0, 0), (0, 1), (0, 3), (1, 3), (3, 4), (2, 7), (3, 6), (0, 11), (10, 11), (11, 11)]
 
 
-@pytest.fixture(params=[3, 4, 512])
+@pytest.fixture(params=[(3, 0), (4, 1 << 40), (512, 0)], ids=["3, by groups", "4, at once", "512, by groups"])
 def _rows_per_group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small row groups, so that slices begin, end and lie across their borders."""
-    monkeypatch.setattr(file_module, "ROWS_PER_GROUP", request.param)
+    """Small row groups, so that slices begin, end and lie across their borders.
+
+    Columns are filled in group by group on other threads, as large ones are, or at once.
+    """
+    rows, share_from = request.param
+    monkeypatch.setattr(file_module, "ROWS_PER_GROUP", rows)
+    monkeypatch.setattr(file_module, "SHARE_FROM", share_from)
 
 
 def part_of(column: Column, start: int, stop: int) -> Any:
@@ -226,3 +232,32 @@ def test_what_a_batch_cannot_be_made_of(recording: tuple[dict[str, Any], rolltap
         recorded.batch(["nope"])
     with pytest.raises(rolltape.BatchError, match="steps of 1"):
         recorded.batch(samples=slice(0, 8, 2))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 8])
+def test_large_columns_are_filled_in_by_several_threads(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file in memory, the threads check what they decode: each damaged chunk is found, and named."""
+    monkeypatch.setattr(file_module, "ROWS_PER_GROUP", 3)
+    monkeypatch.setattr(file_module, "SHARE_FROM", 0)
+    monkeypatch.setattr(filling, "PARTS", parts)
+    rng, at = np.random.default_rng(parts), np.arange(40)
+    start, stop = rng.integers(0, 9, (11, 1)), rng.integers(20, 40, (11, 1))
+    mask = (at >= start) & (at < stop)
+    ids = np.where(mask, rng.integers(0, 150_000, (11, 40)), 7)
+    value = {
+        "ids": ids, "mask": mask.astype(np.int64), "places": np.clip(at - start, 0, stop - start - 1),
+        "prompts": ids[:, :15].copy(), "log_probs": np.where(mask, -rng.random((11, 40)), 0),
+        "pixels": rng.integers(0, 255, (11, 3, 64, 64), np.uint8), "texts": [f"text {n}" for n in range(11)],
+    }  # fmt: skip
+    data = to_bytes(value)
+    assert_same(value, RecordingFile(never_read, len(data), memoryview(data)).value())
+    for chunk in open_bytes(data)._chunks:
+        damaged = bytearray(data)
+        damaged[chunk.offset + chunk.size // 2] ^= 1
+        file = RecordingFile(never_read, len(data), memoryview(damaged))
+        with pytest.raises(rolltape.CorruptFileError, match=r"column '.+' does not match its checksum"):
+            file.verify()
+
+
+def never_read(spans: Sequence[tuple[int, int]]) -> list[memoryview]:
+    raise AssertionError("all of it is in memory")

@@ -18,12 +18,13 @@ Action Batch BatchError ConfigError CorruptFileError Decision DiskFullError Engi
 EngineUnreachableError ExpectationError FileReplacedError FormatVersionError GenerationError Key KeyNameError
 MatchLevel
 MemoryLimitError MisplacedFileError
-MismatchError MissingDependencyError Mode NoStepError NotATapeError OnError OnMiss Overwrite PromptError
+MismatchError MissingDependencyError Mode NoStepError NotATapeError OnError OnMiss Overwrite Pool
+PromptError
 RecordError Recording Report RolltapeError Run Settings StageError StaleWeightsError StepExistsError
 StepMissingError StepSelector StorageError StoreUnreachableError Summary Tape TapeClosedError
 TapeNotFoundError TapeReadOnlyError
 TooLateError Trust UnknownAdapterError UnsupportedReleaseError UnsupportedValueError WeightsError __version__
-compare deterministic open register_adapter register_role serve trust
+compare deterministic open pool register_adapter register_role serve trust
 """.split()
 
 PACKAGES = {
@@ -38,6 +39,7 @@ Comparison Difference Entry Finding Gate Limits Report Verdict compare compare_t
 """,
     "rolltape.exporting": "Choice Export FORMATS STDOUT export_tape",
     "rolltape.importing": "Report UnsafeDumpError import_dumps read_dump",
+    "rolltape.pooling": "FORMATS Filtered Pool PoolRow Training UNIQUE filter_tapes pool",
     "rolltape.ray": "ClusterError cluster read write",
     "rolltape.serving": "Server read_options run_server secured serve",
     "rolltape.viewer": "browse export_html serve",

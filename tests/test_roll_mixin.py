@@ -179,3 +179,9 @@ def test_a_relative_dump_dir_is_shown_absolute_and_resolved_once(tmp_path, monke
     assert f"mode=dump, dir={tmp_path}/dumps," in caplog.text
     assert f"mode=mock, dir={tmp_path}/dumps," in caplog.text
     assert (tmp_path / "dumps/train/rollout/step_000000.parquet").is_file()
+
+
+def test_prompts_cannot_be_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLTAPE_BY", "prompt")
+    with pytest.raises(ConfigError, match="a ROLL pipeline is asked by its steps"):
+        ask(Sync(config(tmp_path), "train"), 0)

@@ -15,7 +15,7 @@ from rolltape.choices import parse_size
 from rolltape.config_file import load_file
 from rolltape.errors import ConfigError, MissingDependencyError
 from rolltape.policy import Mode, OnMiss, Overwrite, Policy
-from rolltape.settings import MatchLevel, OnError, Settings, resolve
+from rolltape.settings import By, MatchLevel, OnError, Settings, resolve
 from rolltape.steps import ALL_STEPS, NO_STEPS, StepSelector
 from tests.stacks import optional
 
@@ -33,8 +33,15 @@ GIVEN: dict[str, tuple[Any, str, Any]] = {
     "rank": (1, "1", 1),
     "world_size": (4, "4", 4),
     "reshard": (True, "yes", True),
+    "by": ("prompt", "PROMPT", By.PROMPT),
+    "version": ("<= 2 old", " <= 2 old ", "<= 2 old"),
+    "draw": (7, "7", 7),
     "fingerprint": ({"model": "q"}, '{"model": "q"}', {"model": "q"}),
-    "match": ({"seed": "warn"}, '{"seed": "warn"}', {"seed": MatchLevel.WARN}),
+    "match": (
+        {"seed": "warn", "sampling.n": "ignore"},
+        '{"seed": "warn", "sampling.n": "ignore"}',
+        {"seed": MatchLevel.WARN, "sampling.n": MatchLevel.IGNORE},
+    ),
     "max_keep": (3, " 3 ", 3),
     "pin_steps": ([0, 5], "0,5", StepSelector.parse("0,5")),
     "on_error": ("warn", "warn", OnError.WARN),
@@ -288,3 +295,13 @@ def test_yaml_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(MissingDependencyError, match="PyYAML") as caught:
         load_file(path)
     assert 'pip install "rolltape[yaml]"' in str(caught.value)
+
+
+def test_what_says_which_samples_answer_goes_with_prompts() -> None:
+    for name, value in {"version": "any", "draw": 3}.items():
+        with pytest.raises(ConfigError, match=f"{name} is set, but by is step"):
+            resolve({"dir": "runs/a", name: value})
+    with pytest.raises(ConfigError, match="none of same, any, nearest"):
+        resolve({"dir": "runs/a", "by": "prompt", "version": "newest"})
+    with pytest.raises(ConfigError, match="can only be ignored"):
+        resolve({"dir": "runs/a", "match": {"sampling.n": "warn"}})

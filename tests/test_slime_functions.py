@@ -7,12 +7,14 @@ import of SGLang, and what is called here has no use for, is left blank where SG
 
 from __future__ import annotations
 
+import asyncio
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, make_dataclass
 from enum import Enum
 from types import ModuleType, SimpleNamespace
@@ -263,3 +265,142 @@ def test_it_does_not_record_itself(framework) -> None:
     )
     with pytest.raises(rolltape.ConfigError, match="not a rollout function that can be recorded"):
         itself(0)
+
+
+class Source:
+    """slime's data source: groups of samples, in the order of the given prompts."""
+
+    def __init__(self, sample: Any, numbers: list[int], n: int) -> None:
+        self._sample, self._numbers, self._n = sample, iter(numbers), n
+        self._index = self._group = 0
+
+    def get_samples(self, num_samples: int) -> list[list[Any]]:
+        groups = []
+        for number in [next(self._numbers) for _ in range(num_samples)]:
+            group = []
+            for _ in range(self._n):
+                group.append(self._sample(index=self._index, group_index=self._group, prompt=f"p{number}"))
+                self._index += 1
+            self._group += 1
+            groups.append(group)
+        return groups
+
+
+@pytest.fixture
+def by_prompt(framework, package, monkeypatch):
+    """Starts a run of slime that is asked by its prompts; what its own function made is noted."""
+    theirs, base = sys.modules["theirs"], importlib.import_module(f"{package}.rollout.base_types")
+    made: list[tuple[str, int]] = []
+
+    def generate(args, rollout_id, data_source, evaluation=False):
+        groups = data_source.get_samples(args.over_sampling_batch_size)
+        assert len(groups) == args.rollout_batch_size
+        for group in groups:
+            assert len(group) == args.n_samples_per_prompt
+            for one in group:
+                made.append((one.prompt, one.index))
+                one.response, one.tokens = (
+                    f"answer {len(made)} to {one.prompt}",
+                    [len(made)] * (len(made) % 3),
+                )
+                one.reward, one.status = float(len(made)), framework.Sample.Status.COMPLETED
+        return base.RolloutFnTrainOutput(samples=groups[::-1], metrics={"made": len(made)})
+
+    theirs.generate = generate
+
+    def start(mode, numbers, size, n, **arguments):
+        monkeypatch.setenv("ROLLTAPE_DIR", str(framework.tape))
+        for name, value in {"MODE": mode, "BY": "prompt", "VERSION": "any"}.items():
+            monkeypatch.setenv(f"ROLLTAPE_{name}", value)
+        args = Namespace(
+            rolltape_rollout_function="theirs.generate", hf_checkpoint="m", rollout_batch_size=size,
+            over_sampling_batch_size=size, n_samples_per_prompt=n, **arguments,
+        )  # fmt: skip
+        source = Source(framework.Sample, numbers, n)
+        return lambda rollout_id: slime_functions.generate_rollout(args, rollout_id, source)
+
+    return SimpleNamespace(start=start, made=made)
+
+
+def test_asked_by_prompts_it_generates_what_is_missing_only(by_prompt, framework, package) -> None:
+    if package == "miles":  # its class is not given the data source
+        by_prompt.start("auto", [0], 1, 1)
+        with pytest.raises(rolltape.ConfigError, match="MILES_USE_LEGACY_ROLLOUT_V1"):
+            framework.start("auto")(0)
+        return
+    run = by_prompt.start("record", [0, 1, 2, 3], 2, 2, prompt_data="a.jsonl", rollout_seed=1)
+    answers: dict[str, list[Any]] = {}
+    for step in (0, 1):
+        for group in run(step).samples:
+            answers[group[0].prompt] = [(one.response, one.tokens, one.reward, one.status) for one in group]
+    assert len(by_prompt.made) == 8
+    other = {"prompt_data": "b.jsonl", "rollout_seed": 2}
+    run = by_prompt.start("auto", [3, 0, 7, 7, 2, 1], 3, 3, **other)
+    found = run(0)
+    new = by_prompt.made[8:]
+    assert sorted(prompt for prompt, _ in new) == ["p0", "p3", "p7", "p7", "p7"]
+    assert [[one.prompt for one in group] for group in found.samples] == [["p3"] * 3, ["p0"] * 3, ["p7"] * 3]
+    assert [one.index for group in found.samples for one in group] == list(range(9))
+    for group in found.samples[:2]:
+        first = [(one.response, one.tokens, one.reward, one.status) for one in group[:2]]
+        assert first == answers[group[0].prompt]
+        assert group[2].response not in [response for response, *_ in first]
+    again = run(1)
+    assert len(by_prompt.made) == 8 + 5 + 2, "one more of p2 and of p1"
+    assert [one.response for one in again.samples[0]] == [one.response for one in found.samples[2]]
+    run = by_prompt.start("replay", [1, 7, 0, 3], 4, 3, **other)
+    assert len(run(0).samples) == 4
+    assert len(by_prompt.made) == 15
+    run = by_prompt.start("auto", [9], 1, 1, debug_train_only=True)
+    with pytest.raises(rolltape.ConfigError, match="1 samples must be generated, but no engine runs"):
+        run(0)
+    run = by_prompt.start("auto", [9], 1, 1, partial_rollout=True)
+    with pytest.raises(rolltape.ConfigError, match="partial_rollout is set"):
+        run(0)
+
+
+@pytest.mark.parametrize("package", ["slime"], indirect=True)
+def test_a_killed_rollout_goes_on_with_the_samples_that_were_done(framework, monkeypatch) -> None:
+    """Each is generated by itself, in the loop of another thread, as slime does."""
+    theirs, made = sys.modules["theirs"], []
+    status = framework.Sample.Status
+
+    async def one(args, sample, sampling_params):
+        if len(made) == args.stop:
+            raise KeyboardInterrupt
+        made.append(sample.index)
+        sample.tokens, sample.response = [sample.index] * 3, f"{sample.prompt}!"
+        sample.rollout_log_probs = [-0.1 * sample.index] * 3
+        sample.status = status.PENDING if sample.index == 1 and args.stop else status.COMPLETED
+        return sample
+
+    async def rollout(args):
+        def sample(g, i):
+            return framework.Sample(index=2 * g + i, group_index=g, prompt=f"p{g}")
+
+        groups = []
+        for g in range(3):
+            groups.append([])
+            for i in range(2):
+                found = await slime_functions.generate(args, sample(g, i), {"temperature": 1.0})
+                groups[-1].append(found)
+        return groups
+
+    def whole(args, rollout_id, data_source, evaluation=False):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(asyncio.run, rollout(args)).result()
+
+    theirs.generate, theirs.one = whole, one
+    with pytest.raises(KeyboardInterrupt):
+        framework.start("auto", stop=4, rolltape_generate_function="theirs.one")(0)
+    assert made == [0, 1, 2, 3]
+    Rollouts._open.tape.close()
+    Rollouts._open = None
+    made.clear()
+    found = framework.start("auto", stop=None, rolltape_generate_function="theirs.one")(0)
+    assert made == [1, 4, 5], "what was not done, and what had not begun"
+    assert [[sample.tokens for sample in group] for group in found] == [
+        [[2 * g + i] * 3 for i in range(2)] for g in range(3)
+    ]
+    assert all(sample.status is status.COMPLETED for group in found for sample in group)
+    assert Rollouts._open.tape.summary().resumed == ((0, 3, 6),)

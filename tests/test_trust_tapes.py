@@ -146,6 +146,7 @@ def test_the_step_that_leaves_the_noise_is_where_numpy_says(tmp_path, base, capl
     metrics = rolltape.open(out).metrics()
     assert [metrics[step]["trust/drift_k2"] for step in range(STEPS)] == pytest.approx(drifts)
     assert all("trust/drift_k2" not in line for line in rolltape.open(base).metrics().values())
+    assert all(0 < line["trust/seconds"] < 60 for line in metrics.values()), "what it costs is said"
 
 
 def test_what_the_meter_logs_is_no_difference_of_two_runs(tmp_path, base):
@@ -307,6 +308,36 @@ def test_a_probe_is_enough(tmp_path):
     found = rolltape.trust(tmp_path / "probed")
     assert found.columns == ("rollout / rollout_log_probs", "probe.logprobs / value")
     assert found.verdict is Verdict.WITHIN_NOISE
+
+
+@pytest.mark.parametrize("out", [True, False])
+def test_a_probe_of_a_replay_is_measured_as_it_comes(tmp_path, caplog, out):
+    """The padding of both sides is not counted, whatever is in it."""
+    run = Run()
+
+    def play(tape, drift):
+        rollout = tape.stage("rollout")(run.rollout)
+        for step in range(STEPS):
+            with tape.step(step):
+                made = rollout(step)
+                tape.probe("logprobs", Run(drift=drift).trained(step, made), uid=made["uid"])
+
+    recorded = tmp_path / "probed"
+    with rolltape.Tape(recorded, mode="record") as tape:
+        play(tape, 0.0)
+    caplog.clear()
+    moved = tmp_path / "moved" if out else None
+    with rolltape.Tape(recorded, mode="replay", out=moved) as tape:
+        play(tape, 0.2)
+    warned = [one.getMessage() for one in caplog.records if "leaves the noise" in one.getMessage()]
+    assert len(warned) == 1
+    assert warned[0].startswith("step 1 ")
+    if out:
+        found, metrics = rolltape.trust(moved), rolltape.open(moved).metrics()
+        assert found.left_at == 1
+        for one in found.steps:
+            assert metrics[one.step]["trust/drift_k2"] == pytest.approx(one.drift_k2)
+            assert metrics[one.step]["trust/floor_k2"] == pytest.approx(one.floor_k2)
 
 
 def test_ages_are_told(tmp_path):

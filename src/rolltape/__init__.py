@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rolltape.determinism import deterministic
     from rolltape.key import Key
     from rolltape.policy import Action, Decision, Mode, OnMiss, Overwrite
+    from rolltape.pooling import Pool, pool
     from rolltape.reader import Run, open
     from rolltape.serving import serve
     from rolltape.settings import MatchLevel, OnError, Settings
@@ -35,6 +36,7 @@ _HOMES = {
     "determinism": ("deterministic",),
     "key": ("Key",),
     "policy": ("Action", "Decision", "Mode", "OnMiss", "Overwrite"),
+    "pooling": ("Pool", "pool"),
     "reader": ("Run", "open"),
     "serving": ("serve",),
     "settings": ("MatchLevel", "OnError", "Settings"),
@@ -50,14 +52,16 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Action", "Batch", "Decision", "Key", "MatchLevel", "Mode", "OnError", "OnMiss", "Overwrite",
-    "Recording", "Report", "Run", "Settings", "StepSelector", "Summary", "Tape", "Trust", "__version__",
-    "compare", "deterministic", "open", "register_adapter", "register_role", "serve", "trust",
+    "Pool", "Recording", "Report", "Run", "Settings", "StepSelector", "Summary", "Tape", "Trust",
+    "__version__", "compare", "deterministic", "open", "pool", "register_adapter", "register_role", "serve",
+    "trust",
     *errors.__all__,
 ]  # fmt: skip
 
 
 hooks.register_hook("differing calls", lambda: import_module("rolltape.serving.proof").differing)
 hooks.register_hook("by prompt", lambda: import_module("rolltape.index.by_prompt").choose)
+hooks.register_hook("logprobs", lambda: import_module("rolltape.trusting.probed").measure_probe)
 hooks.register_hook("indexing", lambda: import_module("rolltape.index.index_writer").IndexWriter)
 hooks.register_hook("run in a notebook", lambda: import_module("rolltape.viewer.notebook").run_html)
 hooks.register_hook("engine", lambda: import_module("rolltape.engines.api.taped").TapedEngine)

@@ -43,9 +43,14 @@ def compare(
 ) -> list[Part]:
     """Compare every part that this run gives. A part that was not recorded is never the same.
 
+    A dotted name that is ``ignore`` leaves out what a part has under it.
+
     >>> [part] = compare({"model": "a"}, {"model": "b"}, {})
     >>> str(part)
     'model: recorded "a", now "b"'
+    >>> [part] = compare({"sampling": {"n": 8}}, {"sampling": {"n": 4}}, {"sampling.n": MatchLevel.IGNORE})
+    >>> part.same
+    True
     """
     return [_part(name, recorded, given[name], match) for name in given]
 
@@ -98,7 +103,9 @@ def _part(name: str, recorded: Mapping[str, Any], given: Any, match: Mapping[str
     level = match.get(name, MatchLevel.ERROR)
     if name not in recorded:
         return Part(name, False, level, "(not recorded)", shortened("", _text(given))[1])
-    places = list(islice(differences(recorded[name], given), _MOST_PLACES + 1))
+    left_out = {inner.partition(".")[2] for inner in match if inner.startswith(f"{name}.")}
+    differ = (one for one in differences(recorded[name], given) if one[0] not in left_out)
+    places = list(islice(differ, _MOST_PLACES + 1))
     if not places:
         return Part(name, True, level, "", "")
     more = ", …" if len(places) > _MOST_PLACES else ""

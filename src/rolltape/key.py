@@ -11,6 +11,7 @@ Pure: maps names to POSIX relative paths and back, and touches no file.
     train/rollout/step_000000.c1.of8.void          names shards that are being replaced
     train/metrics.jsonl                            what was logged, a line per step
     samples.index/train/rollout/….parquet          where the samples of which prompts are; made of recordings
+    samples.open/train/rollout/….parquet           finished samples of a step that is not recorded yet
 
 Names that differ only in case are different recordings here, but one file on a case-insensitive file system
 (macOS and Windows by default): do not rely on case alone.
@@ -27,7 +28,9 @@ from urllib.parse import quote, unquote
 from rolltape.errors import KeyNameError
 from rolltape.steps import as_step
 
-__all__ = ["Key", "check_name", "index_folder", "is_of_index", "metrics_path"]
+__all__ = [
+    "Key", "check_name", "index_folder", "is_of_index", "is_of_open_step", "metrics_path", "open_folder",
+]  # fmt: skip
 
 MAX_NAME = 100
 MAX_CALL_BYTES = 200
@@ -40,7 +43,8 @@ MORE = "more-"
 
 _METRICS = "metrics.jsonl"
 _INDEX = "samples.index"
-_TAKEN = {_METRICS, "tape.json", "segments.index", _INDEX}
+_OPEN = "samples.open"
+_TAKEN = {_METRICS, "tape.json", "segments.index", _INDEX, _OPEN}
 _WINDOWS = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _PATH = re.compile(
     r"(?P<split>[^/]+)/(?P<stage>[^/]+)/step_(?P<step>[0-9]{6,19})"
@@ -205,6 +209,20 @@ def index_folder(split: str, stage: str) -> str:
 def is_of_index(name: str) -> bool:
     """Whether a file is part of the index of samples: made of recordings, and not one of them."""
     return name.startswith(f"{_INDEX}/") and name.endswith(".parquet") and name.count("/") == 3
+
+
+def open_folder(split: str, stage: str) -> str:
+    """Where finished samples of a stage are while their step is not recorded.
+
+    >>> open_folder("train", "rollout")
+    'samples.open/train/rollout/'
+    """
+    return f"{_OPEN}/{check_name('split', split)}/{check_name('stage', stage)}/"
+
+
+def is_of_open_step(name: str) -> bool:
+    """Whether a file holds finished samples of a step that was not recorded yet: no recording."""
+    return name.startswith(f"{_OPEN}/") and name.endswith(".parquet") and name.count("/") == 3
 
 
 def check_name(kind: str, name: object) -> str:

@@ -17,15 +17,18 @@ like mode ``record`` (in mode ``rewrite``: ``rewrite``), and the others play a r
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rolltape.choices import NamedOption
-from rolltape.errors import RolltapeError, StepExistsError, StepMissingError
+from rolltape.errors import ConfigError, RolltapeError, StepExistsError, StepMissingError
 from rolltape.steps import ALL_STEPS, StepSelector, as_step
 
-__all__ = ["Action", "Decision", "Mode", "OnMiss", "Overwrite", "Policy", "decide"]
+__all__ = ["Action", "Decision", "Mode", "OnMiss", "Overwrite", "Policy", "VersionRule", "decide"]
+
+_OLD = re.compile(r"\s*<=\s*([0-9]{1,18})\s*(old)?\s*")
 
 
 class Mode(NamedOption):
@@ -263,3 +266,40 @@ def _pool(on_tape: Sequence[int], steps: StepSelector) -> _Pool:
 def _abridged(steps: StepSelector) -> str:
     text = str(steps) or "(none)"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRule:
+    """Which versions of the policy may answer."""
+
+    text: str
+    oldest: int | None = None
+    """How many versions old a sample may be, where that is what counts."""
+
+    @classmethod
+    def parse(cls, text: str) -> VersionRule:
+        """``same``, ``any``, ``nearest`` or ``<= 2 old``.
+
+        >>> VersionRule.parse("<= 2 old").oldest
+        2
+        """
+        if text in ("same", "any", "nearest"):
+            return cls(text)
+        match = _OLD.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise ConfigError(
+                f"version {text!r} is none of same, any, nearest, `<= 2 old`",
+                hint="leave it out: then only samples of the same version of the policy answer",
+            )
+        return cls(text, int(match[1]))
+
+    def allows(self, policy: int, now: int) -> bool:
+        """Whether a sample of this version may answer a policy of the version ``now``."""
+        if self.oldest is not None:
+            return 0 <= now - policy <= self.oldest
+        return self.text != "same" or policy == now
+
+    def sorts(self, policy: int, now: int) -> tuple[int, int]:
+        """Sorts samples by how well they answer; those that answer alike stay in recorded order."""
+        away = abs(policy - now) if self.text == "nearest" else 0
+        return away, policy if away else 0

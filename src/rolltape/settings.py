@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 from rolltape.choices import NamedOption, parse_size
 from rolltape.errors import ConfigError, RolltapeError
 from rolltape.key import check_name
-from rolltape.policy import Mode, OnMiss, Overwrite, Policy
+from rolltape.policy import Mode, OnMiss, Overwrite, Policy, VersionRule
 from rolltape.steps import ALL_STEPS, NO_STEPS, StepSelector, as_step
 
-__all__ = ["MatchLevel", "OnError", "Settings", "resolve"]
+__all__ = ["By", "MatchLevel", "OnError", "Settings", "resolve"]
 
 _PREFIX = "ROLLTAPE_"
 
@@ -40,6 +40,13 @@ class MatchLevel(NamedOption):
     ERROR = "error"
     WARN = "warn"
     IGNORE = "ignore"
+
+
+class By(NamedOption):
+    """How a stage is asked."""
+
+    STEP = "step"
+    PROMPT = "prompt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,15 @@ class Settings:
 
     reshard: bool = False
     """Whether a replay may divide what another number of ranks recorded among its own, by samples."""
+
+    by: By = By.STEP
+    """How rollouts of engines and trainers are asked: by their step, or each sample by its prompt."""
+
+    version: str = "same"
+    """With ``by="prompt"``: whose samples may answer, ``same``, ``any``, ``nearest`` or ``<= 2 old``."""
+
+    draw: int | None = None
+    """With ``by="prompt"``: the seed that picks of more samples than are asked for; ``None``: the first."""
 
     fingerprint: Mapping[str, object] = field(default_factory=dict)
     """What must match between recording and replay, in named parts."""
@@ -154,6 +170,12 @@ class Settings:
                 f"reshard is set, but mode is {self.mode}: only mode replay divides steps among other ranks",
                 hint="set mode to replay, or remove reshard",
             )
+        if self.by is By.STEP and (self.version != "same" or self.draw is not None):
+            named = "version" if self.version != "same" else "draw"
+            raise ConfigError(
+                f"{named} is set, but by is step: it says which samples answer a prompt",
+                hint="set by to prompt, or remove it",
+            )
         if self.out is not None and self.mode is not Mode.REPLAY:
             raise ConfigError(
                 f"out is set, but mode is {self.mode}: only mode replay writes a second tape",
@@ -164,6 +186,14 @@ class Settings:
     def policy(self) -> Policy:
         """The options that decide what happens at a step."""
         return Policy(self.mode, self.on_miss, self.steps, self.beyond, self.overwrite)
+
+    def refuse_prompts(self, who: str) -> None:
+        """For what can only be asked by its steps: a ``ConfigError`` where prompts are to be asked for."""
+        if self.by is By.PROMPT and self.mode is not Mode.OFF:
+            raise ConfigError(
+                f'{who} is asked by its steps, and cannot be with by="prompt"',
+                hint=f"leave by out, and unset {_PREFIX}BY",
+            )
 
 
 def resolve(
@@ -191,7 +221,7 @@ def resolve(
     try:
         return Settings(**values)
     except ConfigError as error:
-        options = ("mode", "out", "rank", "world_size", "reshard")
+        options = ("mode", "out", "rank", "world_size", "reshard", "version", "draw")
         named = [given[name][0] for name in options if name in given and name in error.what]
         raise ConfigError(error.what, where=", ".join(named) or None, hint=error.hint) from None
 
@@ -275,6 +305,12 @@ def _read_bool(value: object) -> bool:
     raise ConfigError(f"{value!r} is neither true nor false", hint="write true or false")
 
 
+def _read_version(value: object) -> str:
+    text = str(value).strip()
+    VersionRule.parse(text)
+    return text
+
+
 def _read_recycle(value: object) -> int:
     return 0 if str(value).strip() == "0" else parse_size(value)
 
@@ -293,7 +329,14 @@ def _read_parts(value: object) -> dict[str, Any]:
 
 
 def _read_match(value: object) -> dict[str, MatchLevel]:
-    return {part: MatchLevel.parse(level) for part, level in _read_parts(value).items()}
+    found = {part: MatchLevel.parse(level) for part, level in _read_parts(value).items()}
+    inner = [part for part, level in found.items() if "." in part and level is not MatchLevel.IGNORE]
+    if inner:
+        raise ConfigError(
+            f"{inner[0]} is only a place in a part of the fingerprint, and can only be ignored",
+            hint=f'write {{"{inner[0]}": "ignore"}}, or name the whole part',
+        )
+    return found
 
 
 _READ: dict[str, Callable[[object], Any]] = {
@@ -309,6 +352,9 @@ _READ: dict[str, Callable[[object], Any]] = {
     "rank": _read_count,
     "world_size": _read_positive,
     "reshard": _read_bool,
+    "by": By.parse,
+    "version": _read_version,
+    "draw": _read_count,
     "fingerprint": _read_parts,
     "match": _read_match,
     "max_keep": _read_positive,

@@ -9,6 +9,7 @@ if why_not("engines") is None:
         HF_HUB_OFFLINE="1",
         RAY_AUTH_MODE="disabled",
         RAY_USAGE_STATS_ENABLED="0",
+        RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # Ray listens on loopback alone; read when it is imported
         TOKENIZERS_PARALLELISM="false",
         VLLM_NO_USAGE_STATS="1",
     )

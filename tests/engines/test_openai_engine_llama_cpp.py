@@ -8,6 +8,7 @@ from rolltape.engines import OpenAIEngine, Prompt, SamplingParams, TransformersE
 from rolltape.errors import EngineError, PromptError
 from tests.engines import models
 from tests.engines.servers import llama_cpp_server
+from tests.engines.test_resuming import told_is_made
 
 CHAT = [{"role": "user", "content": "What is 2+2?"}]
 
@@ -77,3 +78,7 @@ def test_an_image_is_refused(engine):
 def test_weights_cannot_be_sent(engine):
     with pytest.raises(EngineError, match="cannot load weights"):
         engine.update_weights({})
+
+
+def test_completions_are_told_as_requests_are_answered(engine):
+    told_is_made(engine, [CHAT, "The sky is"], SamplingParams(n=2, max_tokens=4, seed=1))

@@ -16,6 +16,7 @@ from rolltape.engines import Engine, RayEngine, SamplingParams, TransformersEngi
 from rolltape.engines.api.prompt import Prompt
 from rolltape.engines.ray.ray_engine import cost, renumbered, share_out
 from rolltape.errors import ConfigError, EngineError, GenerationError, PromptError, WeightsError
+from tests.listening import assert_ray_is_of_this_machine_alone
 
 PROMPTS = [
     "The quick",
@@ -70,6 +71,10 @@ def stepped(model, seed):
 
 def same(one, other):
     return [ids.tolist() for ids in one.response_ids] == [ids.tolist() for ids in other.response_ids]
+
+
+def test_nobody_but_this_machine_can_reach_the_cluster(cluster):
+    assert_ray_is_of_this_machine_alone()
 
 
 def test_replicas_on_two_nodes_give_what_one_engine_gives_in_the_order_asked(engine, single):

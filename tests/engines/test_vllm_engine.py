@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from rolltape.engines import Prompt, SamplingParams, VLLMEngine, mismatch, score
 from rolltape.errors import ConfigError, EngineError, PromptError, StaleWeightsError, WeightsError
+from tests.engines.test_resuming import told_is_made
 
 TOLERANCE = 5e-5
 PROMPTS = ["The quick brown", [{"role": "user", "content": "Two and two?"}], [40, 41, 42, 43]]
@@ -216,3 +217,8 @@ def test_scoring_at_another_temperature_is_refused(engine):
     rollout = engine.generate(["fine"], SamplingParams(max_tokens=2))
     with pytest.raises(EngineError, match="temperature 1 only"):
         engine.score(rollout, temperature=0.5)
+
+
+def test_completions_are_told_as_prompts_finish(engine):
+    told_is_made(engine, PROMPTS, SamplingParams(n=2, max_tokens=5, seed=3))
+    assert "step" not in vars(engine.llm.llm_engine)

@@ -83,6 +83,15 @@ class Money:
     'with rolltape.serve("runs/agent"': """
 from tests.interop.documented_engine import engine, run_agent
 """,
+    'pool = rolltape.pool("runs/math"': """
+math = rolltape.Tape("runs/math", mode="record")
+with math.step(0):
+    math.stage("rollout")(lambda: {
+        "uid": list("aabb"), "prompt_ids": [[1], [1], [2], [2]], "response_ids": [[3], [4, 5], [6], [7]],
+        "logprobs": [np.full(n, -0.5) for n in (1, 2, 1, 1)], "reward": [0.0, 1.0, 0.0, 0.0],
+        "finish_reason": ["stop"] * 4})()
+math.close()
+""",
     "tape.probe(": "inside = tape.step(0); inside.__enter__()",
     'datasets.load_dataset("parquet", data_dir="OUT")': """
 import duckdb, pandas

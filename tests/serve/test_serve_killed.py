@@ -22,6 +22,7 @@ import rolltape
 from tests.cli_tapes import run
 from tests.serve.engine import Engine, Plan, chat, client, post, rows
 from tests.slow.soak import draw, each_round
+from tests.slow.starving import Starving
 
 KILLS = 20
 CLIENTS = 12
@@ -56,26 +57,6 @@ async def load(url: str, answered: dict[str, tuple[float, bytes]], begin: str, m
                 await one(name)
 
         await asyncio.gather(*(until_it_dies(name) for name in range(CLIENTS)))
-
-
-class Starving:
-    """How long the machine let a process wait for a processor: the thread that waited longest."""
-
-    def __init__(self, pid: int) -> None:
-        self._folder = Path(f"/proc/{pid}/task")
-        self._samples: list[tuple[float, dict[str, float]]] = []
-
-    def sample(self) -> None:
-        waited = {}
-        for thread in self._folder.glob("*/schedstat"):
-            with contextlib.suppress(OSError):
-                waited[thread.parent.name] = int(thread.read_text().split()[1]) / 1e9
-        self._samples.append((time.monotonic(), waited))
-
-    def since(self, moment: float) -> float:
-        before = next((waited for when, waited in reversed(self._samples) if when <= moment), {})
-        last = self._samples[-1][1]
-        return max((last[thread] - before.get(thread, 0.0) for thread in last), default=0.0)
 
 
 async def kill_under_load(

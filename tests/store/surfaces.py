@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import rolltape
-from rolltape.notes import Marked, Notes
+from rolltape.sample_notes import Marked, Notes
 from rolltape.storage import joined, storage_at
 from rolltape.verify.rerun.formulas import grpo
 from tests.cli_tapes import in_process, run
@@ -199,6 +199,13 @@ def cut(place: Place) -> Any:
     return said, contents(out), place.said("check", out)
 
 
+def filter_(place: Place) -> Any:
+    out, prompts = place.beside("filtered"), place.here / "prompts.parquet"
+    said = place.said("filter", place.tape, "--where", "reward > 0 and step > 0", "--to", out)
+    place.said("filter", place.tape, "--where", "reward > 0", "--prompts", "--to", prompts)
+    return said, contents(out), place.said("check", out), prompts.stat().st_size
+
+
 def redact(place: Place) -> Any:
     out = place.beside("redacted")
     place.said("redact", place.tape, "--out", out)
@@ -307,7 +314,7 @@ def completion(place: Place) -> Any:
 
 
 SURFACES: dict[str, Callable[[Place], Any]] = {
-    "run": run_, "import": import_,
+    "run": run_, "import": import_, "filter": filter_,
     **{one.__name__: one for one in (
         ls, show, notes, check, repair, diff, noise, accept, rerun, cut, redact, doctor, prune, compact, push,
         pull, sync, drain, serve, export, demo, completion,

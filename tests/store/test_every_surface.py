@@ -27,7 +27,7 @@ from tests.store.surfaces import SURFACES, Place, names, record
 PAGES = {"view", "browse"}
 NOT_HERE = {"bisect", "index", "score", "trust"}
 """In test_more_commands_on_s3.py, as they need a repository, prompts or log-probs; `score`, which needs a
-model, opens tapes as `trust` does.
+model, is in tests/trl/test_score.py.
 """
 
 REFUSED = {

@@ -11,6 +11,7 @@ import threading
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import ray
 
@@ -81,6 +82,20 @@ def test_a_gate_and_a_choice_of_steps_hold_on_a_cluster(cluster, tapes, tmp_path
         )  # fmt: skip
         pages.append((done.stdout, done.exit_code, junit.read_text(), html.read_text()))
     assert pages[0] == pages[1]
+
+
+def test_trust_is_the_same_on_a_cluster(cluster, tmp_path):
+    logprobs = -np.random.default_rng(0).exponential(size=(40, 6))
+    with rolltape.Tape(tmp_path / "run", mode="record") as tape:
+        rollout = tape.stage("rollout")(lambda: {"uid": [f"p{at}" for at in range(40)], "logprobs": logprobs})
+        for step in range(4):
+            with tape.step(step):
+                made = rollout()
+                tape.probe("logprobs", logprobs + 0.01 * step * np.sin(np.arange(6)), uid=made["uid"])
+    for wanted, code in (("within-noise", 0), ("exact", 1)):
+        here, there = both_ways("trust", tmp_path / "run", "--gate", wanted, "--json")
+        assert here == there
+        assert here[2] == code
 
 
 @pytest.mark.parametrize("tape", ["base", "broken"])

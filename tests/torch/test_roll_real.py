@@ -21,6 +21,8 @@ import rolltape
 ROLL = os.environ.get("ROLLTAPE_ROLL_SRC")
 TESTS = Path(__file__).parents[1]
 PACKAGE = Path(rolltape.__file__).parents[1]
+RAY = {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""No tokens, and on loopback alone."""
 
 pytestmark = pytest.mark.skipif(not ROLL, reason="opt-in: set ROLLTAPE_ROLL_SRC to a checkout of ROLL")
 
@@ -29,7 +31,7 @@ def run(folder, *cases):
     path = os.pathsep.join([str(PACKAGE), str(TESTS.parent), str(ROLL)])
     done = subprocess.run(
         [sys.executable, str(TESTS / "roll_standin/real_roll.py"), str(folder), *cases],
-        cwd=folder, env={**os.environ, "PYTHONPATH": path, "RAY_AUTH_MODE": "disabled"},
+        cwd=folder, env={**os.environ, "PYTHONPATH": path} | RAY,
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     kept = [line for line in done.stdout.splitlines() if line.endswith(": as promised")]

@@ -1,4 +1,7 @@
-"""Two processes of TRL that record to a real S3 server, and two on a machine that has the URL alone."""
+"""Two processes of TRL that record to a real S3 server, and two on a machine that has the URL alone.
+
+In between the first batch is folded into a segment, so that a replay meets folded shards and plain ones.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import rolltape
+from tests.compacting import folded
 from tests.object_servers.fixtures import objects
 from tests.trl.test_processes import train_on_two
 
@@ -17,7 +21,11 @@ def test_a_fresh_machine_replays_what_two_processes_recorded_to_s3(
     recorded = train_on_two(
         "torchrun", model, tmp_path / "a", s3_url, "record", unused_tcp_port, max_steps=4, **there
     )
+    assert folded(s3_url, keep=1).recordings == 2
     up = objects(s3_url)
+    plain = [name for name in up if "/step_" in name and name.endswith(".parquet")]
+    assert len(plain) == 2
+    assert all("/step_000002." in name for name in plain)
     shards = {(at.key.step, at.key.rank) for at in rolltape.open(s3_url).recordings(stage="rollout")}
     assert shards == {(0, 0), (0, 1), (2, 0), (2, 1)}  # each batch is used for two steps
     replayed = train_on_two(

@@ -46,10 +46,10 @@ def build(model: str, folder: Path, kind: str = "grpo", **changes):
         "max_completion_length": 12, "learning_rate": 1e-2, "logging_steps": 1, "save_strategy": "no",
         "report_to": "none", "use_cpu": True, "bf16": False, "seed": 5, "disable_tqdm": True,
     }  # fmt: skip
-    data = Dataset.from_dict({"prompt": PROMPTS})
+    data = Dataset.from_dict({"prompt": changes.pop("prompts", PROMPTS)})
     return trainer(
         model=model, args=config(**options | changes), reward_funcs=digits,
-        train_dataset=data, eval_dataset=data.select(range(4)), **special,
+        train_dataset=data, eval_dataset=data.select(range(min(4, len(data)))), **special,
     )  # fmt: skip
 
 

@@ -126,3 +126,9 @@ def test_one_log_line_says_which_tape(tmp_path, caplog):
     step_of(run, 1)
     run.skip.close()
     assert sum(message.startswith("rolltape: verl uses tape") for message in caplog.messages) == 1
+
+
+def test_prompts_cannot_be_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLTAPE_BY", "prompt")
+    with pytest.raises(rolltape.ConfigError, match="RolloutSkip is asked by its steps"):
+        step_of(skipping(v2(tmp_path, action="cache")), 1)

@@ -8,6 +8,7 @@ from verl.utils.skip import SkipManager
 
 import rolltape
 from rolltape.integrations.verl import install
+from tests.listening import assert_ray_is_of_this_machine_alone
 from tests.verl.v1 import Generator, consume, make_trainer, prepare
 
 pytestmark = pytest.mark.usefixtures("empty_queue")
@@ -23,6 +24,10 @@ def training(trainer_config, tmp_path):
         return trainer
 
     return start
+
+
+def test_nobody_but_this_machine_can_reach_the_cluster_and_the_queue():
+    assert_ray_is_of_this_machine_alone()
 
 
 def test_what_training_sees_is_the_same_in_every_bit_and_in_order(training):

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 import rolltape
-from rolltape.notes import Marked, Notes
+from rolltape.sample_notes import Marked, Notes
 from rolltape.viewer.library import Library
 from rolltape.viewer.sample_search import Question, SampleSearch
 from rolltape.viewer.web.guard import POLICY

@@ -10,7 +10,7 @@ import enum
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -29,7 +29,14 @@ class Adapter:
     """Value to anything Rolltape can store: dicts, tensors, lists, plain values."""
     from_parts: Callable[[Any], Any]
     """The inverse."""
+    prompts: Callable[[Any], list[Any]] | None = None
+    """The prompts that a value holds, one entry each, for who looks samples up by their content."""
+    sample_prompts: SamplePrompts | None = None
+    """The prompt of each sample of a recording that has such a value in it; None where it cannot be told."""
 
+
+SamplePrompts = Callable[[Callable[[], Any], Mapping[str, Any]], "list[Any] | None"]
+"""Given what reads the recorded value, and the recorded arguments of the call."""
 
 GROUP = "rolltape.adapters"
 """Entry points of modules that register adapters when they are imported. Each has one of two kinds of name:
@@ -52,23 +59,27 @@ def register_adapter(
     name: str | None = None,
     to_parts: Callable[[Any], Any] | None = None,
     from_parts: Callable[[Any], Any] | None = None,
+    prompts: Callable[[Any], list[Any]] | None = None,
+    sample_prompts: SamplePrompts | None = None,
 ) -> Any:
     """Teach Rolltape a type. Returns ``cls``, so that it also serves as a class decorator.
 
     Dataclasses, named tuples and enums need no functions: registering them makes them known to
     replay in a process where the class has not been seen yet. ``name`` is what the tape calls the type;
-    a class that moved is found again by the name it was recorded under.
+    a class that moved is found again by the name it was recorded under. ``prompts`` gives the prompts that a
+    batch of the type holds, one entry each: samples are found by them (docs/by-content.md). Where a result
+    holds such a value, ``sample_prompts`` gives the prompt of each of its samples.
 
     >>> class Money:
     ...     def __init__(self, cents): self.cents = cents
     >>> _ = register_adapter(Money, name="money",
     ...     to_parts=lambda m: {"cents": m.cents}, from_parts=lambda p: Money(p["cents"]))
     """
-    if (to_parts is None) != (from_parts is None):
-        raise StageError("register_adapter needs both to_parts and from_parts, or neither")
+    if (to_parts is None) != (from_parts is None) or (to_parts is None and prompts is not None):
+        raise StageError("register_adapter needs both to_parts and from_parts, or neither and no prompts")
     full = cls if isinstance(cls, str) else type_name(cls)
     if to_parts is not None and from_parts is not None:
-        adapter = Adapter(name or full, to_parts, from_parts)
+        adapter = Adapter(name or full, to_parts, from_parts, prompts, sample_prompts)
         _by_name[adapter.name] = adapter
         _by_type[full] = adapter
     elif isinstance(cls, type) and is_plain_class(cls):

@@ -24,7 +24,7 @@ COMMANDS = {
     name: name
     for name in (
         "ls show view browse notes check repair diff trust score noise accept bisect rerun cut redact doctor "
-        "prune compact index push pull sync drain run serve"
+        "prune compact index filter push pull sync drain run serve"
     ).split()
 }
 COMMANDS |= {"import": "import_", "export": "export", "demo": "demo", "completion": "shell_completion"}
@@ -37,6 +37,7 @@ OTHER_WORDS = {
     "fix": "repair", "restore": "repair", "compare": "diff", "record": "run --mode record",
     "replay": "run --mode replay", "delete": "prune", "rm": "prune", "clean": "prune", "slice": "cut",
     "anonymize": "redact", "upload": "push", "copy": "push", "cp": "push", "download": "pull",
+    "select": "filter", "grep": "filter", "query": "filter",
     "clone": "pull", "fetch": "pull", "mirror": "sync", "rsync": "sync",
     "help": "--help", "version": "--version",
 }  # fmt: skip

@@ -23,6 +23,7 @@ from rolltape.reader.wording import counted, seconds
 from rolltape.releases import standing
 from rolltape.settings import resolve
 from rolltape.storage import absolute, is_url, posix, storage_at
+from rolltape.tape.open_samples import open_calls
 from rolltape.tape.opening import RAY_SESSION, spool_of
 from rolltape.tape.summary import amount
 
@@ -109,6 +110,7 @@ def place(directory: str) -> Iterator[Fact]:
         yield from _in_a_store(path)
         return
     yield _kind(path)
+    yield from _open_steps(path)
     if RAY_SESSION.search(f"{path}/"):
         hint = "Ray removes this folder, and other runs cannot find it; record to a directory elsewhere"
         yield Fact("tape", "Ray session", "inside one", attention=hint)
@@ -121,11 +123,22 @@ def place(directory: str) -> Iterator[Fact]:
     yield _writability(parent)
 
 
+def _open_steps(path: str) -> Iterator[Fact]:
+    """What has finished of steps that are not recorded."""
+    if is_tape(path):
+        for one in open_calls(storage_at(path)):
+            note = (
+                "a leftover: rolltape prune removes it" if one.recorded else "a resumed run makes the others"
+            )
+            yield Fact("tape", "open step", str(one), note)
+
+
 def _in_a_store(url: str) -> Iterator[Fact]:
     """Whether a tape can be kept in a store: it is asked, and a small object is put and deleted."""
     storage = storage_at(url)
     try:
         yield _kind_of(url) if is_tape(url) else Fact("tape", "store", url, "no tape yet")
+        yield from _open_steps(url)
         started = time.perf_counter()
         storage.check_writable()
     except TapeReadOnlyError as error:

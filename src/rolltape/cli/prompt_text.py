@@ -89,16 +89,16 @@ def _find(run: Run, table: pa.Table, asked: str, stage: str, split: str) -> byte
             )
         return _digest_of(run, found.locate(int(place[2])))
     if _DIGEST.fullmatch(asked):
-        meant = [one for one in known if one.hex().startswith(asked)]
-        if len(meant) == 1:
-            return meant[0]
-    alike = _by_text(run, table, asked, stage, split)
-    if len(alike) == 1:
-        return next(iter(alike))
-    if alike:
-        some = "; ".join(f"{digest.hex()[:12]} {brief(text, 60)}" for digest, text in list(alike.items())[:8])
+        begun = [one for one in known if one.hex().startswith(asked)]
+        if len(begun) == 1:
+            return begun[0]
+    meant = _by_text(run, table, asked, stage, split)
+    if len(meant) == 1:
+        return next(iter(meant))
+    if meant:
+        some = "; ".join(f"{digest.hex()[:12]} {brief(text, 60)}" for digest, text in list(meant.items())[:8])
         raise click.UsageError(
-            f"{counted(len(alike), 'prompt')} have this text. Name one by its digest: {some}"
+            f"{counted(len(meant), 'prompt')} have this text. Name one by its digest: {some}"
         )
     raise click.UsageError(
         f"no prompt of {split}/{stage} is like {brief(asked, 60)!r}; "

@@ -127,17 +127,41 @@ def expand_array(name: str, source: Source) -> ArrayColumn:
     """One dense column."""
     entry = source.entries[name]
     check_memory(work_bytes([name], source), f"column {name!r}")
-    shape = (source.samples, *entry.shape)
     if entry.layout == "bytes":
-        return ArrayColumn(_raw(source, name, shape), entry.dtype)
-    part, count = dtypes.component(entry.dtype)
-    width = entry.elements * count
-    out, zeroed = _new(entry, source, (source.samples, width))
-    _fill(out, name, source, part, zeroed)
+        return ArrayColumn(_raw(source, name, (source.samples, *entry.shape)), entry.dtype)
+    rows = EmptyRows.of(name, source)
+    rows.fill(source)
     if dense_bytes(name, source) < SHARE_FROM:
-        source.small[name] = out
-    data = out.reshape(-1).view(dtypes.storage_dtype(entry.dtype)).reshape(shape)
-    return ArrayColumn(data, entry.dtype)
+        source.small[name] = rows.out
+    return rows.column(source)
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyRows:
+    """Memory for a dense column that is not stored as bytes, to be filled in at once or by parts."""
+
+    name: str
+    out: np.ndarray
+    zeroed: bool
+    """Whether it is known to be zero."""
+
+    @classmethod
+    def of(cls, name: str, source: Source) -> EmptyRows:
+        """Of what is stored, this needs the row bounds alone."""
+        entry = source.entries[name]
+        width = entry.elements * dtypes.component(entry.dtype)[1]
+        return cls(name, *_new(entry, source, (source.samples, width)))
+
+    def fill(self, source: Source, start: int = 0) -> None:
+        """Write the samples of ``source``, the first of which is sample ``start`` of this."""
+        part = dtypes.component(source.entries[self.name].dtype)[0]
+        _fill(self.out[start : start + source.samples], self.name, source, part, self.zeroed)
+
+    def column(self, source: Source) -> ArrayColumn:
+        """The column, once all is written."""
+        entry = source.entries[self.name]
+        data = self.out.reshape(-1).view(dtypes.storage_dtype(entry.dtype))
+        return ArrayColumn(data.reshape(len(self.out), *entry.shape), entry.dtype)
 
 
 def expand_ragged(name: str, source: Source) -> RaggedColumn:
@@ -335,16 +359,25 @@ def _ramp(out: np.ndarray, entry: StoredColumn, source: Source) -> None:
         return
     count = _places(width)
     firsts = starts.astype(count.dtype)[:, None]
-    lasts = np.maximum(stops - starts - 1, 0).astype(count.dtype)[:, None]
+    lasts = np.maximum((width if entry.tail == "run" else stops) - starts - 1, 0).astype(count.dtype)[:, None]
     step = max(min(CACHED // max(width * out.itemsize, 1), len(out)), 1)
-    narrow = np.empty((step, width), count.dtype)  # half or a quarter of the bytes, for three passes of four
+    narrow = source.empty((step, width), count.dtype)  # half or a quarter of the bytes, for most passes
     for row in range(0, len(out), step):
         here = slice(row, row + step)
         rows = np.subtract(count, firsts[here], out=narrow[: len(out) - row])
-        np.maximum(rows, 0, out=rows)
-        if entry.tail != "run":
-            np.minimum(rows, lasts[here], out=rows)
-        out[here] = rows
+        out[here] = _clipped(rows, lasts[here])
+
+
+def _clipped(rows: np.ndarray, lasts: np.ndarray) -> np.ndarray:
+    """Numbers from 0 to the last of each row, in place.
+
+    numpy uses vector instructions where both sides are arrays, and in ``clip`` where a bound is one number:
+    it works on longer rows one at a time, on shorter ones together. The other way takes far longer.
+    """
+    if 2 * rows.shape[1] > np.getbufsize():
+        return np.asarray(np.clip(rows, 0, lasts, out=rows))
+    np.maximum(rows, np.zeros(rows.shape[1], rows.dtype), out=rows)
+    return np.asarray(np.minimum(rows, lasts, out=rows))
 
 
 def _ramp_rows(out: np.ndarray, starts: list[int], stops: list[int], tail: str) -> None:

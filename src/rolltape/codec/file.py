@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from itertools import product
 from typing import Any
@@ -24,6 +23,7 @@ from rolltape.batch.tree import LazyColumns, Tree
 from rolltape.cached import cached_property
 from rolltape.codec.cells import unpack_cells
 from rolltape.codec.expand import Source, dense_bytes, expand_array, expand_ragged, needed, work_bytes
+from rolltape.codec.filling import Filling, Run
 from rolltape.codec.header import About, Header, StoredColumn, StoredWhole, parse
 from rolltape.codec.pack import Packed, pack
 from rolltape.codec.parquet_writing import write
@@ -317,8 +317,8 @@ class RecordingFile:
     ) -> tuple[dict[str, Column], dict[str, pa.ChunkedArray]]:
         """Decode and expand columns; also the stored columns that were read, those in ``extra`` included.
 
-        Filling memory takes the time, and two cores do it faster: large columns are filled in on other
-        threads, those that follow from the row bounds alone while the others are being decoded.
+        Filling memory takes the time, and two cores do it faster: large columns are decoded and filled in on
+        other threads, group by group, so that what was decoded is still near the processor.
         """
         with decoding():
             return self._expanded(names, extra, start, stop, memory)
@@ -328,19 +328,27 @@ class RecordingFile:
     ) -> tuple[dict[str, Column], dict[str, pa.ChunkedArray]]:
         entries = self.stored_columns
         wants = {name: needed(name, entries) & self._index.keys() for name in names}
-        everything = set(extra).union(*wants.values())
         stored: dict[str, pa.ChunkedArray] = {}
         source = Source(entries, stored, stop - start, memory)
         check_memory(work_bytes(names, source), "this recording")
-        large = [name for name in names if dense_bytes(name, source) >= SHARE_FROM]
-        ahead: dict[str, Future[Column]] = {}
+        large = {
+            name: wants[name] for name in names
+            if entries[name].kind == "array" and entries[name].layout != "bytes"
+            and dense_bytes(name, source) >= SHARE_FROM
+        }  # fmt: skip
         if large:
-            bounds = {name for name in everything if name.startswith("_bound")}
+            bounds = {name for found in wants.values() for name in found if name.startswith("_bound")}
             stored |= self.stored(bounds, start, stop)
-            ahead = {n: submit(_column, n, source) for n in large if wants[n] <= bounds}
-        stored |= self.stored(everything.difference(stored), start, stop)
-        ahead |= {n: submit(_column, n, source) for n in large[1:] if n not in ahead}
-        return {n: ahead[n].result() if n in ahead else _column(n, source) for n in names}, stored
+        filling = Filling(large, source, self._runs(start, stop), self._decode)
+        if not self._in_memory:
+            self._load(set().union(*large.values()), self._groups(start, stop)[0])
+        filling.begin()
+        rest = set(extra).union(*(wants[name] for name in names if name not in large))
+        stored |= self.stored(rest.difference(stored), start, stop)
+        others = [name for name in names if name not in large]
+        apart = {n: submit(_column, n, source) for n in others if dense_bytes(n, source) >= SHARE_FROM}
+        columns = {n: _column(n, source) for n in others if n not in apart} | filling.finish()
+        return {n: apart[n].result() if n in apart else columns[n] for n in names}, stored
 
     def _whole(self, name: str, stored: dict[str, pa.ChunkedArray]) -> Bits:
         whole = self.stored_wholes[name]
@@ -367,10 +375,11 @@ class RecordingFile:
             stored |= _cut(future.result(), [name], start - first, stop - first)
         return stored
 
-    def _decode(self, groups: list[int], names: list[str]) -> pa.Table:
-        # Other threads have readers of their own, because readers are not to be shared.
+    def _decode(self, groups: Sequence[int], names: Collection[str]) -> pa.Table:
+        """Columns of some row groups, on any thread: readers are not to be shared, so it has its own."""
+        self._load(names, groups)
         parquet = pq.ParquetFile(pa.BufferReader(pa.py_buffer(self._image)), metadata=self._parquet.metadata)
-        return parquet.read_row_groups(groups, columns=names, use_threads=False)
+        return parquet.read_row_groups(groups, columns=list(names), use_threads=False)
 
     def _weight(self, name: str, groups: list[int]) -> int:
         """Bytes of a column's chunks."""
@@ -378,16 +387,19 @@ class RecordingFile:
 
     def _groups(self, start: int, stop: int) -> tuple[list[int], int]:
         """The row groups that hold these samples, and the first sample of the first group."""
-        groups: list[int] = []
-        first, at = 0, 0
+        runs = self._runs(start, stop)
+        return [run.group for run in runs], runs[0].first if runs else 0
+
+    def _runs(self, start: int, stop: int) -> list[Run]:
+        """The row groups that hold these samples, and which of them each has."""
+        runs: list[Run] = []
+        at = 0
         for group in range(self._parquet.num_row_groups):
             rows = self._parquet.metadata.row_group(group).num_rows
             if at < stop and at + rows > start:
-                if not groups:
-                    first = at
-                groups.append(group)
+                runs.append(Run(group, at, max(start, at), min(stop, at + rows)))
             at += rows
-        return groups, first
+        return runs
 
     def _load(self, names: Iterable[str], groups: Iterable[int]) -> None:
         """Read the chunks of these columns, and check them."""

@@ -97,7 +97,14 @@ def _prompt_hashes(parts: Dismantled) -> list[str] | None:
 
 def _hashes(column: Column, parts: Dismantled) -> list[str]:
     if not isinstance(column, ObjectColumn):
-        return [_hash(_canonical(row)) for row in _rows(column, parts)]
+        found: list[str] = []
+        last: bytes | None = None
+        for row in _rows(column, parts):
+            bits = row.tobytes()
+            # Samples of one prompt often lie together: what is one after the other is hashed once.
+            found.append(found[-1] if found and bits == last else _hash(_canonical(row)))
+            last = bits
+        return found
     known: dict[int, str] = {}  # samples of one prompt often share the very same object
     for value in column.values:
         if id(value) not in known:

@@ -63,8 +63,8 @@ def find_spans(memory: RowBuffer, known: Sequence[Spans] = ()) -> Found:
     n, width = rows.shape
     left = _common(rows[:, 0])
     right = _common(rows[:, -1])
-    sample = rows[np.linspace(0, n - 1, min(n, SAMPLE_ROWS)).astype(np.int64)]
-    saved_left, saved_right = _saving(sample, left), _saving(sample[:, ::-1], right)
+    sample = rows[:: -(-n // SAMPLE_ROWS)]
+    saved_left, saved_right = _saving(sample, left), _saving(sample, right, behind=True)
     use_right = saved_right >= MIN_SAVING * (1 - saved_left)
     use_left = saved_left >= MIN_SAVING * (1 - saved_right)
     sides = left if use_left else None, right if use_right else None
@@ -90,8 +90,7 @@ def _marked(memory: RowBuffer, left: int | None, right: int | None, known: Seque
     every, marks = np.arange(len(rows)), np.empty(rows.shape, np.bool_)
     if right is not None:
         _mark(rows, right, marks)
-        last = rows.shape[1] - marks[:, ::-1].argmax(axis=1)
-        stop[:] = np.where(marks[every, last - 1], last, 0)
+        stop[:] = _ends(marks)
     if left is not None:
         if left != right:
             _mark(rows, left, marks)
@@ -222,8 +221,22 @@ def _common(values: np.ndarray) -> int:
     return int(distinct[counts.argmax()])
 
 
-def _saving(sample: np.ndarray, value: int) -> float:
-    """The share of elements in the runs of ``value`` that the sampled rows begin with."""
-    other = sample != sample.dtype.type(value)
-    runs = np.where(other.any(axis=1), other.argmax(axis=1), sample.shape[1])
-    return float(runs.mean() / sample.shape[1])
+def _saving(sample: np.ndarray, value: int, *, behind: bool = False) -> float:
+    """The share of elements in the runs of ``value`` that the sampled rows begin with, or end with."""
+    other, width = sample != sample.dtype.type(value), sample.shape[1]
+    if behind:
+        return 1 - float(_ends(other).mean() / width)
+    runs = np.where(other.any(axis=1), other.argmax(axis=1), width)
+    return float(runs.mean() / width)
+
+
+def _ends(marks: np.ndarray) -> np.ndarray:
+    """Behind which element of each row nothing is marked."""
+    every, width = np.arange(len(marks)), marks.shape[1]
+    if width % 8:
+        last = width - marks[:, ::-1].argmax(axis=1)
+    else:  # eight at once: to go through bytes from behind is slow
+        words = marks.view(np.uint64) != 0
+        word = words.shape[1] - 1 - words[:, ::-1].argmax(axis=1)
+        last = 8 * word + 8 - marks.reshape(len(marks), -1, 8)[every, word][:, ::-1].argmax(axis=1)
+    return np.where(marks[every, last - 1], last, 0)

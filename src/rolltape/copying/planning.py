@@ -16,7 +16,7 @@ from rolltape.errors import (
     MismatchError,
     StepMissingError,
 )
-from rolltape.key import Key, is_of_index
+from rolltape.key import Key, is_of_index, is_of_open_step
 from rolltape.reader.dropped_steps import NAME as DROPPED
 from rolltape.reader.dropped_steps import Dropped, parse_dropped
 from rolltape.storage import Stat, Storage
@@ -167,7 +167,8 @@ def _continues(later: Manifest, earlier: Manifest) -> bool:
 def _plan_files(plan: Plan, mine: Mapping[str, Stat], there: Mapping[str, Stat], *, rewrite: bool) -> None:
     whole = [stat for name, stat in mine.items() if role_of(name).is_of_a_step or role_of(name) is Role.NOTE]
     strange = (name for name in mine if role_of(name) is Role.FOREIGN and name != UNFINISHED_COPY)
-    plan.foreign += [name for name in strange if not is_of_index(name)]  # a copy makes its own
+    # A copy makes its own index; what has finished of an open step is for the run that is resumed here.
+    plan.foreign += [name for name in strange if not is_of_index(name) and not is_of_open_step(name)]
     for stat in whole:
         if stat.wrong is not None:
             plan.conflicts.append(Conflict(stat.name, stat.wrong))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 import uuid
@@ -16,8 +17,10 @@ from rolltape.codec.pack import pack
 from rolltape.errors import BatchError, StepMissingError
 from rolltape.index.answer_plan import LiveCall
 from rolltape.index.assembling import Piece
+from rolltape.index.prompt_key import prompt_digest
 from rolltape.index.sample_index import Sample
 from rolltape.key import MORE, Key
+from rolltape.tape.open_step import living
 from rolltape.tape.recording import Recording
 from rolltape.tape.scope import counting_calls
 
@@ -210,6 +213,7 @@ class _Running:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._counting = counting_calls(answer._scope)
+        self._living: Any = None
 
     def __enter__(self) -> None:
         answer = self._answer
@@ -219,6 +223,8 @@ class _Running:
                 answer._answering.stage, answer._scope, answer._key, args, kwargs
             )
             answer._call = replace(call, position=answer._turn.position)
+        self._living = living(answer._dispatcher, answer._call, args, kwargs, self._named_by())
+        self._living.__enter__()
         answer._inside = self._counting.__enter__()
         self._started = time.perf_counter()
 
@@ -226,8 +232,23 @@ class _Running:
         answer = self._answer
         answer._seconds = time.perf_counter() - self._started
         self._counting.__exit__(kind, error, trace)
+        self._living.__exit__(kind, error, trace)
         if answer._call is not None:
             answer._dispatcher.end(answer._call)
+
+    def _named_by(self) -> Key | None:
+        """What samples are kept under as they finish: the same name in a run that makes the call again."""
+        answer = self._answer
+        if answer._key is None:
+            return None
+        asked = answer._asked
+        live = answer.live
+        assert live is not None
+        state = hashlib.blake2b(asked.sampling, digest_size=8)
+        state.update(repr((asked.policy, live.n, list(live.firsts), answer._turn.number)).encode())
+        for position in live.positions:
+            state.update(prompt_digest(asked.contents[position]))
+        return replace(answer._key, call=f"{MORE}{state.hexdigest()}")
 
 
 def _name() -> str:

@@ -3,53 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rolltape.errors import ConfigError
 from rolltape.index.sample_index import Sample
-
-_OLD = re.compile(r"\s*<=\s*([0-9]{1,18})\s*(old)?\s*")
-
-
-@dataclass(frozen=True, slots=True)
-class VersionRule:
-    """Which versions of the policy may answer."""
-
-    text: str
-    oldest: int | None = None
-    """How many versions old a sample may be, where that is what counts."""
-
-    @classmethod
-    def parse(cls, text: str) -> VersionRule:
-        """``same``, ``any``, ``nearest`` or ``<= 2 old``.
-
-        >>> VersionRule.parse("<= 2 old").oldest
-        2
-        """
-        if text in ("same", "any", "nearest"):
-            return cls(text)
-        match = _OLD.fullmatch(text) if isinstance(text, str) else None
-        if match is None:
-            raise ConfigError(
-                f"version {text!r} is none of same, any, nearest, `<= 2 old`",
-                hint="leave it out: then only samples of the same version of the policy answer",
-            )
-        return cls(text, int(match[1]))
-
-    def allows(self, policy: int, now: int) -> bool:
-        """Whether a sample of this version may answer a policy of the version ``now``."""
-        if self.oldest is not None:
-            return 0 <= now - policy <= self.oldest
-        return self.text != "same" or policy == now
-
-    def sorts(self, sample: Sample, now: int) -> tuple[int, int]:
-        """Sorts samples by how well they answer; those that answer alike stay in recorded order."""
-        away = abs(sample.policy - now) if self.text == "nearest" else 0
-        return away, sample.policy if away else 0
+from rolltape.policy import VersionRule
 
 
 def allowed_samples(
@@ -60,7 +20,7 @@ def allowed_samples(
     That is the order in which they were recorded; with a seed ``draw``, it picks them.
     """
     allowed = [sample for sample in found if rule.allows(sample.policy, now)]
-    allowed.sort(key=lambda sample: rule.sorts(sample, now))
+    allowed.sort(key=lambda sample: rule.sorts(sample.policy, now))
     if draw is None:
         return allowed
     seed = hashlib.blake2b(f"{draw} ".encode() + digest, digest_size=8).digest()
@@ -72,7 +32,7 @@ def allowed_samples(
 
 def in_recorded_order(samples: Sequence[Sample], rule: VersionRule, now: int) -> list[Sample]:
     """Samples that answer, as they are handed out."""
-    return sorted(samples, key=lambda sample: (rule.sorts(sample, now), sample.order))
+    return sorted(samples, key=lambda sample: (rule.sorts(sample.policy, now), sample.order))
 
 
 @dataclass(frozen=True, slots=True)

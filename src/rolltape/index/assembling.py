@@ -92,7 +92,7 @@ def _taken_over(
     """A tree with what belongs to no sample as another has it; names what differed."""
     if _is_of_samples(node) != _is_of_samples(wanted):
         return node  # joining says what is wrong with it
-    if isinstance(node, dict) and isinstance(wanted, dict) and list(node) == list(wanted):
+    if isinstance(node, dict) and isinstance(wanted, dict) and set(node) == set(wanted):
         if "$column" in node or "$torch.size" in node:
             return node
         if _ASIDE in node:
@@ -111,7 +111,7 @@ def _taken_over(
             name: _taken_over(
                 node[name], wanted[name], mine, theirs, path if name[:1] == "$" else f"{path}/{name}", names
             )
-            for name in node
+            for name in wanted  # in the same order: some make theirs from a set
         }
     if node == wanted or _is_of_samples(node):
         return node

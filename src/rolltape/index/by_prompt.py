@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import inspect
 import logging
 import threading
 from collections import Counter
@@ -37,7 +38,6 @@ from rolltape.index.answer import Answer, Asked
 from rolltape.index.answer_plan import (
     LiveCall,
     Rest,
-    VersionRule,
     allowed_samples,
     in_recorded_order,
     plan_call,
@@ -46,9 +46,10 @@ from rolltape.index.assembling import Piece, fixed_tuples, put_together
 from rolltape.index.handed_out import HandedOut, Taken
 from rolltape.index.index_rows import Declared, Known, RecordedSamples, zipped
 from rolltape.index.prompt_key import canonical, prompt_digest
+from rolltape.index.ranks_asking import Ranks
 from rolltape.index.sample_index import Sample, SampleIndex
 from rolltape.key import Key
-from rolltape.policy import Mode, OnMiss
+from rolltape.policy import Mode, OnMiss, VersionRule
 from rolltape.reader.run import open as open_run
 from rolltape.tape.call_arguments import Arguments, Naming
 from rolltape.tape.inputs import Chooser, copy_inputs
@@ -77,13 +78,16 @@ def choose(
     version: str,
     draw: int | None,
     pad: int | None = None,
+    along: str | Sequence[str] | None = None,
+    gather: Callable[[Any], Sequence[Any]] | None = None,
 ) -> ByPrompt | None:
     """How a stage is asked; None for the usual way, by its step."""
     if by not in BY:
         raise ConfigError(f"by must be step or prompt, not {by!r}", where="tape.stage(by=…)")
     given = {"prompts": prompts, "n": n, "sampling": sampling, "weights": weights, "first": first}
     if by == "step":
-        meant = [name for name, value in {**given, "draw": draw, "pad": pad}.items() if value is not None]
+        others = {"draw": draw, "pad": pad, "along": along, "gather": gather}
+        meant = [name for name, value in {**given, **others}.items() if value is not None]
         if meant or version != "same":
             raise ConfigError(
                 f"{(meant or ['version'])[0]}= says nothing of a stage that is asked by its step",
@@ -99,7 +103,9 @@ def choose(
         raise ConfigError(f"n must be at least 1, not {n}", where="tape.stage(n=…)")
     names = (prompts,) if isinstance(prompts, str) else tuple(prompts)
     drawn = (sampling,) if isinstance(sampling, str) else None if sampling is None else tuple(sampling)
-    return ByPrompt(Declared(names, n, drawn, weights, first), VersionRule.parse(version), draw, pad)
+    beside = (along,) if isinstance(along, str) else tuple(along or ())
+    declared = Declared(names, n, drawn, weights, first)
+    return ByPrompt(declared, VersionRule.parse(version), draw, pad, beside, gather)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,10 @@ class ByPrompt:
     draw: int | None = None
     pad: int | None = None
     """The padding of token ids, where no mask shows it."""
+    along: tuple[str, ...] = ()
+    """The arguments that have an entry for each prompt, and are no part of it."""
+    gather: Callable[[Any], Sequence[Any]] | None = None
+    """Gives what each rank says, in their order, given what this one says."""
 
     def wrap(
         self,
@@ -140,14 +150,14 @@ class ByPrompt:
             samples = SampleChoice.ROWS
         mine = (answering or Answering)(tape, self, naming)
         stage = Stage(
-            name, function, chooser, None, expect, samples=samples, by_content=mine.note
+            name, function, chooser, None, expect, samples=samples, by_content=mine.note, lacks=mine.lacks
         )  # fmt: skip
         mine.stage = stage
         return stage, mine.wrap()
 
     def _arguments(self) -> list[str]:
         declared = self.declared
-        named = [*declared.prompts, declared.weights, declared.first, *(declared.sampling or ())]
+        named = [*declared.prompts, declared.weights, declared.first, *(declared.sampling or ()), *self.along]
         if isinstance(declared.n, str):
             named.append(declared.n.partition(".")[0])
         return [name for name in named if name is not None]
@@ -242,8 +252,10 @@ class Answering:
 
     def asked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: int) -> Asked:
         """What a call asks for; raises what is wrong with it."""
+        return self._asked_of(self._naming.named(args, kwargs), step)
+
+    def _asked_of(self, named: dict[str, Any], step: int) -> Asked:
         declared = self._how.declared
-        named = self._naming.named(args, kwargs)
         prompts = zipped([named[name] for name in declared.prompts])
         known: dict[int, bytes] = {}
         for prompt in prompts:
@@ -272,7 +284,11 @@ class Answering:
             self.warn_once(one.path, f"{one.path!r} is a {one.kind}, and no part of the sampling")
 
     def _said(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in named.items() if self._how.declared.is_of_sampling(name)}
+        how = self._how
+        return {
+            name: value for name, value in named.items()
+            if how.declared.is_of_sampling(name) and name not in how.along
+        }  # fmt: skip
 
     def policy(self, named: Mapping[str, Any], step: int) -> int:
         """The version of the policy that asks."""
@@ -342,12 +358,14 @@ class Answering:
         key = dispatcher.key(self.stage.name, scope.step, scope.split, turn.number)
         recorded = dispatcher.recorder.step_index
         there = recorded.holds(key) and recorded.other_world(key) is None
-        if there and self._is_slot(key, asked, args, kwargs):
+        is_slot = there and self._is_slot(key, asked, args, kwargs)
+        ranks = self._ranks(asked, key.path if is_slot else None)
+        if is_slot:
             self._take(turn, Taken(call=key.path))
             return None
         own = args[:1] if self._naming.skipped and args else ()
         for _ in range(_TRIES):
-            answer = self._answer(turn, key, asked, own, there)
+            answer = self._answer(turn, key, asked, own, there, ranks)
             if answer is None or answer.open():
                 return answer
             self._give_back(turn)  # a recording was replaced since it was compared
@@ -356,14 +374,33 @@ class Answering:
             hint="wait until nobody writes these steps anew",
         )  # fmt: skip
 
-    def _answer(self, turn: Turn, key: Key, asked: Asked, own: tuple[Any, ...], there: bool) -> Answer | None:
+    def _ranks(self, asked: Asked, slot: str | None) -> Ranks:
+        """What the ranks ask for in this very call, where they can tell each other."""
+        own = self._tape.settings
+        if self._how.gather is None or own.world_size == 1:
+            return Ranks(own.rank, own.world_size)
+        asks = {} if slot else {content: len(slots) for content, slots in asked.slots().items()}
+        told = list(self._how.gather(({prompt_digest(one): count for one, count in asks.items()}, slot)))
+        if len(told) != own.world_size:
+            raise ConfigError(
+                f"gather gave {len(told)} answers where there are {own.world_size} ranks",
+                where=f"stage {self.stage.name!r}",
+                hint="it must give what each rank was given, in their order, to all of them",
+            )
+        return Ranks(own.rank, own.world_size, tuple(told))
+
+    def _answer(
+        self, turn: Turn, key: Key, asked: Asked, own: tuple[Any, ...], there: bool, ranks: Ranks
+    ) -> Answer | None:
         """What answers a call, taken so that no other call of the step gets it; None if nothing does."""
         scope, settings = turn.scope, turn.dispatcher.settings
         on_miss = settings.on_miss or (OnMiss.ERROR if settings.mode is Mode.REPLAY else OnMiss.RECORD)
         with self._lock:
             handed = self._handed.setdefault(scope, HandedOut())
             index = self.index(scope.split)
-            chosen, rests = self._choose(index, asked, handed)
+            for path in ranks.slots:
+                handed.take(Taken(call=path))
+            chosen, rests, of_others = self._choose(index, asked, handed, ranks)
             missing = [rest for rest in rests if rest.count]
             if missing and on_miss not in (OnMiss.LIVE, OnMiss.RECORD):
                 raise self._missing(scope, asked, chosen, on_miss)
@@ -375,10 +412,10 @@ class Answering:
                 return None
             live = None
             if missing:
-                live = plan_call(missing, asked.n, can_choose=not isinstance(self._how.declared.n, int))
+                live = plan_call(missing, asked.n, can_choose=isinstance(self._how.declared.n, str))
             answer = Answer(self, turn, asked, chosen, live, on_miss is OnMiss.RECORD, own)
             answer.compared = dict(index.compared)
-            turn.taken = Taken(answer.samples(), numbers=numbers)
+            turn.taken = Taken(answer.samples() | of_others, numbers=numbers)
             handed.take(turn.taken)
         return answer
 
@@ -433,16 +470,41 @@ class Answering:
         step = recording.key.step
         return all(self._how.rule.allows(step if one is None else one, policy) for one in versions)
 
+    def lacks(self, step: int, split: str, arguments: Mapping[str, Any]) -> int:
+        """How many samples a call with these arguments would have to generate."""
+        given = dict(arguments)
+        missing = [name for name in self._how.declared.prompts if name not in given]
+        if missing:
+            raise ConfigError(
+                f"the arguments of a call lack {missing[0]!r}, which holds its prompts",
+                where=f"stage {self.stage.name!r}",
+            )
+        naming = self._naming
+        for name in naming.signature.parameters if naming.signature is not None else ():
+            if name not in given and name != naming.skipped:
+                default = naming.default(name)
+                if default is not inspect.Parameter.empty:
+                    given[name] = default
+        asked = self._asked_of(given, step)
+        own = self._tape.settings
+        _, rests, _ = self._choose(
+            self.index(split), asked, HandedOut(), Ranks(own.rank, own.world_size)
+        )  # fmt: skip
+        return sum(rest.count for rest in rests)
+
     def _choose(
-        self, index: SampleIndex, asked: Asked, handed: HandedOut
-    ) -> tuple[dict[bytes, list[Sample]], list[Rest]]:
-        """The samples that answer each prompt, and what is missing. Each is compared with its recording
-        first; those that were ``handed`` out are not again. Numbers go on from the recorded ones.
+        self, index: SampleIndex, asked: Asked, handed: HandedOut, ranks: Ranks
+    ) -> tuple[dict[bytes, list[Sample]], list[Rest], frozenset[tuple[str, int]]]:
+        """The samples that answer each prompt, what is missing, and the samples that other ranks get.
+
+        Each is compared with its recording first; those that were ``handed`` out are not again. Numbers go
+        on from the recorded ones.
         """
         rule = self._how.rule
         index.compared.clear()
         found: dict[bytes, list[Sample]] = {}
         rests: list[Rest] = []
+        of_others: set[tuple[str, int]] = set()
         for content, slots in asked.slots().items():
             digest = prompt_digest(content)
             told = index.find(digest, asked.sampling)
@@ -455,12 +517,19 @@ class Answering:
                     len(told),
                 )
             allowed = allowed_samples(same, rule, asked.policy, self._how.draw, digest)
-            taken = [sample for sample in allowed if not handed.has(sample)][: len(slots)]
+            free = [sample for sample in allowed if not handed.has(sample)]
+            taken, theirs, before = ranks.share(digest, free, len(slots))
+            if ranks.overlap(free, len(slots)):
+                self.warn_once(
+                    "(ranks)", "ranks that ask for the same prompt may get the same samples, as they cannot "
+                    "see what others ask for; tape.stage(…, gather=…) lets them",
+                )  # fmt: skip
+            of_others |= {(sample.path, sample.row) for sample in theirs}
             found[content] = in_recorded_order(taken, rule, asked.policy)
             numbers = (sample.index + 1 for sample in allowed)
-            upcoming = max([len(allowed), handed.upcoming(content), *numbers])
+            upcoming = max([len(allowed), handed.upcoming(content), *numbers]) + before
             rests.append(Rest(slots[0] // asked.n, upcoming, len(slots) - len(taken)))
-        return found, rests
+        return found, rests, frozenset(of_others)
 
     def _missing(
         self, scope: Scope, asked: Asked, chosen: Mapping[bytes, Sequence[Sample]], on_miss: OnMiss
@@ -521,7 +590,7 @@ class Answering:
         """The arguments of the live call for what is missing."""
         declared = self._how.declared
         changed = dict(asked.named)
-        for name in declared.prompts:
+        for name in (*declared.prompts, *self._how.along):
             changed[name] = taken(asked.named[name], live.positions)
         if isinstance(declared.n, str):
             name, _, inner = declared.n.partition(".")
@@ -541,9 +610,11 @@ class Answering:
                 "they have; return a list if they are of samples",
             )
         value, differs = put_together(pieces, order, preferred, self._how.pad)
-        for name in differs:
+        if differs:
+            named = ", ".join(map(repr, differs[:4])) + (", …" if len(differs) > 4 else "")
+            verb = "belongs" if len(differs) == 1 else "belong"
             self.warn_once(
-                name, f"{name!r} belongs to no sample, and differs between recordings; that of one is given"
+                "(whole)", f"{named} {verb} to no sample, and not the same in all recordings; one is given"
             )
         return value
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rolltape.batch import registry
 from rolltape.batch.batch import Batch
 from rolltape.batch.columns import Column, ObjectColumn, RaggedColumn
 from rolltape.batch.digest import Digest
@@ -109,7 +110,7 @@ def prompt_rows(value: Any) -> list[Any]:
     """The prompts that an argument holds, one entry each; an ``UnsupportedValueError`` for anything else."""
     if isinstance(value, Batch):
         value = value.columns
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping) and len(value):
         columns = {str(name): prompt_rows(column) for name, column in value.items()}
         if len({len(column) for column in columns.values()}) == 1:
             rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -118,6 +119,9 @@ def prompt_rows(value: Any) -> list[Any]:
         return list(value)
     if (isinstance(value, np.ndarray) or is_tensor(value)) and value.ndim:
         return list(value)
+    adapter = registry.adapter_for(value)
+    if adapter is not None and adapter.prompts is not None:
+        return adapter.prompts(value)
     raise UnsupportedValueError(
         f"prompts must be a list with one entry for each, not a {type(value).__name__}",
         hint="name the argument that holds them: tape.stage(…, by='prompt', prompts='…')",
@@ -205,6 +209,8 @@ class RecordedSamples:
         """The prompt of every sample; None where the recording has none."""
         count = len(self.samples)
         names = self._prompt_arguments()
+        if self.declared is None and (told := self._adapted_prompts()) is not None:
+            return told
         if names and self._inputs is not None:
             try:
                 given = zipped([self._inputs[name] for name in names])
@@ -214,6 +220,21 @@ class RecordedSamples:
                 each = count // len(given)
                 return [prompt for prompt in given for _ in range(each)]
         return next(self._prompt_columns(), None)
+
+    def arguments_for(self, rows: Sequence[int]) -> dict[str, Any] | None:
+        """The recorded arguments with a prompt for each of these samples; None where they have no prompts."""
+        names = self._prompt_arguments()
+        if not names or self._inputs is None:
+            return None
+        try:
+            given = {name: prompt_rows(self._inputs[name]) for name in names}
+        except UnsupportedValueError:
+            return None
+        counts = {len(one) for one in given.values()}
+        if len(counts) != 1 or not (count := counts.pop()) or len(self.samples) % count:
+            return None
+        each = len(self.samples) // count
+        return self._inputs | {name: [one[row // each] for row in rows] for name, one in given.items()}
 
     def contents(self) -> list[bytes] | None:
         """All that each prompt is; samples of one prompt share it."""
@@ -331,6 +352,19 @@ class RecordedSamples:
             if kept is not None and kept.proven:
                 rows = [row[part] for row, part in zip(rows, kept.parts, strict=True)]
             yield rows
+
+    def _adapted_prompts(self) -> list[Any] | None:
+        """The prompts as the type of another library tells them that the result holds."""
+        if self._inputs is None:
+            return None
+        for node in self.recording.file.tree.adapted():
+            try:
+                told = registry.adapter_named(node.adapter or "").sample_prompts
+                if told is not None:
+                    return told(self.recording.value, self._inputs)
+            except (UnknownAdapterError, MissingDependencyError):
+                continue
+        return None
 
     def _column(self, *roles: str) -> str | None:
         stored = self.samples.stored

@@ -308,6 +308,11 @@ class SampleIndex:
         """The recordings whose samples are in the index, by name."""
         return sorted({*self._claimed, *self._in_memory})
 
+    def revisions(self) -> dict[str, str]:
+        """The same, with what each was when it was looked at."""
+        read = {name: one.revision for name, (_, one) in self._in_memory.items()}
+        return {name: one.revision for name, one in self._claimed.items()} | read
+
     # -- keeping up ------------------------------------------------------------------------------------
 
     def refresh(self) -> None:

@@ -187,7 +187,7 @@ def _with_rewards(mine: pa.Table, other: pa.Table) -> pa.Table:
     """The rows with the rewards that another stage has for them."""
     steps, theirs = mine["step"].to_numpy(), other["step"].to_numpy()
     found = np.full(len(steps), np.nan)
-    values = other["reward"].fill_null(float("nan")).to_numpy()
+    values = np.asarray(other["reward"].fill_null(float("nan")).to_numpy())
     same = len(steps) == len(theirs) and bool((steps == theirs).all())
     if same and _in_order(mine, other):
         found = values
@@ -209,7 +209,7 @@ def _in_order(mine: pa.Table, other: pa.Table) -> bool:
 
 def _rewards_of(mine: pa.Table, other: pa.Table) -> Sequence[float] | np.ndarray:
     """The rewards of one step."""
-    values: np.ndarray = other["reward"].fill_null(float("nan")).to_numpy()
+    values = np.asarray(other["reward"].fill_null(float("nan")).to_numpy())
     if len(mine) == len(other) and _in_order(mine, other):
         return values
     ids = zip(other["uid"].to_pylist(), other["index"].to_pylist(), strict=True)

@@ -13,8 +13,9 @@ from rolltape.errors import ConfigError, StepMissingError
 from rolltape.exporting.parquet import Schema
 from rolltape.ray.cluster_spread import RaySpread
 from rolltape.ray.ray_library import connected, ray_library
-from rolltape.ray.sample_rows import KEYS, ROW, FileFacts, ReadFacts, ReadRows, Sieve, sieve
+from rolltape.ray.sample_rows import KEYS, ROW, FileFacts, ReadFacts, ReadRows
 from rolltape.reader.run import Run, open
+from rolltape.reader.sample_filter import Sieve, sieve
 from rolltape.steps import ALL_STEPS, StepSelector
 
 
@@ -23,7 +24,7 @@ def read(
     stage: str = "rollout",
     columns: Sequence[str] | None = None,
     steps: object = None,
-    where: pc.Expression | None = None,
+    where: str | pc.Expression | None = None,
     *,
     split: str | None = None,
 ) -> Any:
@@ -38,9 +39,9 @@ def read(
         stage: The stage.
         columns: Only these recorded columns; those that say which sample it is are always there.
         steps: Only these steps, as in ``"0-9,20"``.
-        where: Only rows for which this is true: an expression of pyarrow,
-            ``pyarrow.compute.field("reward") > 0.9``. What it names is read first; the other columns are
-            read only where a row is left, and files that their names rule out are not read at all.
+        where: Only rows for which this is true: text, ``"reward > 0.9 and step < 10"``, as everywhere in
+            Rolltape, or an expression of pyarrow. What it names is read first; the other columns are read
+            only where a row is left, and files that their names rule out are not read at all.
         split: Only this split.
     """
     data = ray_library("ray.data", "rolltape.ray.read")

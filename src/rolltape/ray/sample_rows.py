@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from rolltape.errors import ConfigError
 from rolltape.exporting.parquet import Schema, arrow_rows
 from rolltape.exporting.table import OWN, PIECE, Table
 from rolltape.key import Key
 from rolltape.reader.run import Run
+from rolltape.reader.sample_filter import Sieve
 from rolltape.reader.stored_file import StoredFile
 
 ROW = (*OWN, "rank")
 """The columns that say which sample a row is."""
 KEYS = ("step", "split", "stage", "call", "rank")
 """Those of them that a file's name says."""
-_AT = "\0row"
-"""Numbers the rows while they are sifted; no recorded column has such a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,42 +44,6 @@ class ReadFacts:
             schema.add(table)
             file = table.recording.file
             yield FileFacts(key, file.samples, file.dense_bytes, schema)
-
-
-@dataclass(frozen=True, slots=True)
-class Sieve:
-    """Which rows are wanted, and the columns that tell."""
-
-    where: pc.Expression
-    needs: frozenset[str]
-
-    def rows(self, table: pa.Table) -> np.ndarray:
-        """The numbers of the rows that are wanted."""
-        numbered = table.append_column(_AT, pa.array(np.arange(table.num_rows)))
-        found: np.ndarray = numbered.filter(self.where)[_AT].to_numpy()
-        return found
-
-
-def sieve(where: pc.Expression, schema: pa.Schema) -> Sieve:
-    """What a filter needs of the columns there are: those without which it cannot be computed."""
-    empty = schema.empty_table()
-    try:
-        empty.filter(where)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"where cannot be computed: {str(error).splitlines()[0]}",
-            causes=[f"columns: {', '.join(f'{field.name} ({field.type})' for field in schema)}"],
-            hint='pass an expression of pyarrow: pyarrow.compute.field("reward") > 0.9',
-        ) from None
-    return Sieve(where, frozenset(name for name in schema.names if _needs(where, empty, name)))
-
-
-def _needs(where: pc.Expression, empty: pa.Table, name: str) -> bool:
-    try:
-        empty.drop_columns([name]).filter(where)
-    except (pa.ArrowException, ValueError):
-        return True
-    return False
 
 
 @dataclass(frozen=True, slots=True)

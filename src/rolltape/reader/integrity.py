@@ -18,7 +18,7 @@ from rolltape.errors import (
     UnknownAdapterError,
 )
 from rolltape.hooks import hook
-from rolltape.key import Key, is_of_index, metrics_path
+from rolltape.key import Key, is_of_index, is_of_open_step, metrics_path
 from rolltape.reader.acceptances import NAME as ACCEPTED
 from rolltape.reader.acceptances import acceptances
 from rolltape.reader.dropped_steps import read_dropped
@@ -32,6 +32,7 @@ from rolltape.tape.current_run import NAME as RUNS
 from rolltape.tape.current_run import read_lines
 from rolltape.tape.manifest import NAME, read_manifest
 from rolltape.tape.metrics import read_line
+from rolltape.tape.open_samples import OpenFile, open_calls, read_open_file
 from rolltape.tape.opening import STALE_AFTER
 from rolltape.tape.place import as_node, split_of, strange_note
 from rolltape.tape.recording import Recording
@@ -78,6 +79,8 @@ class Report:
     """Files that a killed process left half-written beside the recordings. No reader ever sees them."""
     in_progress: int = 0
     """Files that another process is writing now."""
+    open: list[str] = field(default_factory=list)
+    """Finished samples of steps that are not recorded: for the run that is resumed."""
 
 
 Tick = Callable[[Stat], None]
@@ -104,6 +107,7 @@ def inspect(storage: Storage, tick: Tick = lambda stat: None, spread: Spread = H
     report.findings += _segments(storage)
     unfinished = storage.unfinished(STALE_AFTER)
     report.leftovers, report.in_progress = list(unfinished.stale), unfinished.live
+    report.open = [str(one) for one in open_calls(storage) if not one.recorded]
     return report
 
 
@@ -175,8 +179,25 @@ def _look_at_other(storage: Storage, item: _Listed, seen: Seen) -> Iterator[Find
         yield from _commit(storage, name, key, item.shards)
     elif name in NOTES:
         yield from _note(storage, name, seen)
+    elif is_of_open_step(name):
+        yield from _open_samples(storage, name)
     elif not is_of_index(name):
         yield Finding("foreign", name, "no part of a tape has this name; Rolltape never reads it")
+
+
+def _open_samples(storage: Storage, name: str) -> Iterator[Finding]:
+    """Whether finished samples of a step that is not recorded can be read. None of it is ever replayed."""
+    file = OpenFile.parse(name)
+    if file is None:
+        yield Finding("foreign", name, "no part of a tape has this name; Rolltape never reads it")
+        return
+    try:
+        read_open_file(storage, name, file.key)
+    except StepMissingError:  # deleted since it was listed
+        return
+    except RolltapeError as error:
+        text = f"finished samples of step {file.step} cannot be read, and are generated again: {error.what}"
+        yield Finding("leftover", name, text)
 
 
 def missing_recordings(storage: Storage, names: Collection[str], spread: Spread = HERE) -> Iterator[Finding]:

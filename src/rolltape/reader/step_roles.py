@@ -12,6 +12,9 @@ from rolltape.batch.roles import columns_with
 from rolltape.codec.header import StoredColumn
 from rolltape.reader.sample_fields import choose_fields
 
+TRUNCATED = ("length", "max_tokens", "truncated")
+"""Finish reasons, in lower case, of responses that were cut at their longest."""
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnOf:

@@ -35,6 +35,7 @@ from rolltape.tape.inputs import Inputs, copy_inputs
 from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import logged_steps
 from rolltape.tape.missing import explain_missing
+from rolltape.tape.open_step import LiveCall
 from rolltape.tape.opening import tell_run
 from rolltape.tape.player import Played, Player
 from rolltape.tape.recorder import Recorder
@@ -95,6 +96,8 @@ class Dispatcher:
         world_of = self.recorder.step_index.other_world
         self.player = Player(self.storage, self.settings, self._tally, self.manifest, world_of)
         self._live: set[Key] = set()
+        self.running: list[LiveCall] = []
+        """The calls whose functions run now."""
         self._left_out: set[tuple[str, str]] = set()
         self._logged: dict[str, set[int]] = {}
         """The steps that had metrics when they were first asked for, by split."""
@@ -332,6 +335,7 @@ class Dispatcher:
         For an object store that is in the spool of this machine: the store itself is given a moment.
         """
         self.recorder.writer.wait()
+        self.recorder.open_steps.wait()
         self.recorder.store_index()
         self.storage.settle(_MOMENT, patient=False)
         self.recorder.complete()
@@ -358,9 +362,11 @@ class Dispatcher:
         first = not self.closed
         if first:
             self.recorder.writer.close()
+            self.recorder.open_steps.wait()
             self.recorder.store_index()
             left = self.storage.settle(seconds(DEADLINE))
             self.recorder.complete(last=True)
+            self.recorder.sweep()
             self.recorder.note_refusals()  # the summary is to have them
             self.player.close()
             self.closed = True

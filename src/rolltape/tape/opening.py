@@ -164,10 +164,11 @@ def open_tape(storage: Storage, settings: Settings) -> Manifest:
 
 def check_names(storage: Storage, settings: Settings, manifest: Manifest) -> None:
     """Refuse names in options that nothing on the tape or in this run has."""
-    parts = {*manifest.fingerprint, *settings.fingerprint, "environment", "inputs", "calls"}
+    parts = {*manifest.fingerprint, *settings.fingerprint, "environment", "inputs", "calls", "open_samples"}
     is_out = manifest.baseline is not None and settings.mode is Mode.RECORD  # then the first tape was checked
     if not is_out:
-        _known("match", settings.match, parts, "a part of the fingerprint", storage.location)
+        named = [name if name in parts else name.partition(".")[0] for name in settings.match]
+        _known("match", named, parts, "a part of the fingerprint", storage.location)
     if settings.mode is not Mode.REPLAY:
         return
     if settings.on_miss is OnMiss.LIVE and settings.split != Settings().split:  # else its first step says so

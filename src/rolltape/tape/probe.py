@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rolltape.batch.arrays import import_torch
 from rolltape.batch.json_values import is_tensor
 from rolltape.errors import ConfigError
+from rolltape.hooks import hook
 from rolltape.policy import Mode
 from rolltape.tape.scope import current, no_step
 from rolltape.tape.stage import Stage, wrap
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 PREFIX = "probe."
 """Begins the name of every stage that is a probe."""
+LOGPROBS = "logprobs"
+"""The probe by which ``rolltape trust`` knows the trainer's log-probs."""
 KINDS = ("forward", "backward", "grad")
 
 
@@ -78,13 +81,19 @@ class Watch:
 
 
 def probe(tape: Tape, name: str, value: Any, uid: Sequence[Any] | None, sampling: Sampling) -> None:
-    """Record one tensor under a name."""
-    if tape.is_off or (tape.settings.mode is Mode.REPLAY and tape.out is None):
+    """Record one tensor under a name; in a replay, log-probs are measured too."""
+    replays = tape.settings.mode in (Mode.REPLAY, Mode.AUTO)
+    measured = name == LOGPROBS and replays and sampling.most is None
+    if tape.is_off or (tape.settings.mode is Mode.REPLAY and tape.out is None and not measured):
         return
     scope = current(tape._number)
     if scope is None:
         raise no_step(f"tape.probe({name!r})")
     if scope.step % sampling.every:
+        return
+    if measured:
+        hook("logprobs")(tape, scope.step, scope.split, value, uid)
+    if tape.settings.mode is Mode.REPLAY and tape.out is None:
         return
     taken = sampling.taken(value)
     whole = uid is not None and getattr(taken, "shape", None) == getattr(value, "shape", None)

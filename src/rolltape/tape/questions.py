@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rolltape.errors import StepMissingError
-from rolltape.policy import Action, Decision, decide
+from rolltape.errors import ConfigError, StepMissingError
+from rolltape.policy import Action, Decision, Mode, OnMiss, decide
 from rolltape.steps import as_step
 from rolltape.tape.metrics import read_metrics
 from rolltape.tape.missing import explain_missing
@@ -46,12 +46,32 @@ class Reading:
             self._dispatcher.key(stage, as_step(step), split), replays=self._dispatcher.replays(known)
         )
 
-    def needs_engine(self, steps: Iterable[int], stage: str = "rollout", split: str | None = None) -> bool:
+    def needs_engine(
+        self,
+        steps: Iterable[int],
+        stage: str = "rollout",
+        split: str | None = None,
+        *,
+        calls: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> bool:
         """Whether any of these steps would run live, so that an inference engine has to be started.
 
-        A step that would be an error is warned about now, before anything expensive is started.
+        A step that would be an error is warned about now, before anything expensive is started. Of a stage
+        with ``by="prompt"`` only prompts tell: ``calls`` gives the arguments of the call of each step. If it
+        is left out, an engine is needed wherever samples may be generated.
         """
+        known = self._stages.get(stage)
+        by_prompt = known is not None and known.lacks is not None and self._dispatcher is not None
+        if calls is not None and not by_prompt:
+            raise ConfigError(
+                f"stage {stage!r} is asked by its steps: calls= says nothing of it",
+                hint='leave calls out, or declare the stage with by="prompt" before',
+            )
         for step in steps:
+            if by_prompt and self._is_answered(step):
+                if self._generates(known, step, split, calls):
+                    return True
+                continue
             plan = self.plan(step, stage, split)
             if plan.calls_live:
                 return True
@@ -59,6 +79,25 @@ class Reading:
                 log.warning("step %d will fail: %s", plan.step, plan.reason)
                 return False
         return False
+
+    def _is_answered(self, step: int) -> bool:
+        """Whether a stage that is asked by prompts is answered from the tape at a step."""
+        own = self.settings
+        return own.mode in (Mode.REPLAY, Mode.AUTO) and as_step(step) in own.steps
+
+    def _generates(
+        self, stage: Stage | None, step: int, split: str | None, calls: Mapping[int, Mapping[str, Any]] | None
+    ) -> bool:
+        own = self.settings
+        on_miss = own.on_miss or (OnMiss.ERROR if own.mode is Mode.REPLAY else OnMiss.RECORD)
+        if calls is None:
+            return on_miss is not OnMiss.ERROR
+        assert stage is not None
+        assert stage.lacks is not None
+        missing = stage.lacks(step, split or own.split, calls[step]) if step in calls else 0
+        if missing and on_miss is OnMiss.ERROR:
+            log.warning("step %d will fail: %d samples are not on the tape", step, missing)
+        return bool(missing) and on_miss is not OnMiss.ERROR
 
     def recordings(self, split: str | None = None, stage: str | None = None) -> Iterator[Recording]:
         """Everything on the tape, in order; reads names only."""

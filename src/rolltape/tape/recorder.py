@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rolltape import random_state
@@ -35,6 +36,8 @@ from rolltape.tape.current_run import NAME as RUNS
 from rolltape.tape.expected_dtypes import check_expected, dtypes_of
 from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import metrics_line
+from rolltape.tape.open_samples import OpenSteps, is_recorded
+from rolltape.tape.open_step import OpenStep
 from rolltape.tape.recording import Recording
 from rolltape.tape.replayed import NAME as REPLAYED
 from rolltape.tape.replayed import replayed_line
@@ -68,7 +71,7 @@ class Recorder:
         self._replayed: dict[str, str] = {}
         self._run = run
         """The run that rewrites the whole tape; None if none ever did."""
-        self._writer_name = uuid.uuid4().hex[:12]
+        self.writer_name = uuid.uuid4().hex[:12]
         """Tells what this process records from what others do, on the same tape and at the same time."""
         self._committer = Committer(storage, session, manifest.id)
         self._announced = False
@@ -90,6 +93,15 @@ class Recorder:
         """The last step of each stage that was recorded, and the one before."""
         self.recorded: set[Key] = set()
         """What this run put on the tape."""
+        self.open_steps = OpenSteps(
+            storage,
+            self.writer_name,
+            background=settings.background,
+            max_pending_bytes=settings.max_pending_bytes,
+        )
+        """Keeps samples as they finish, until their step is recorded."""
+        self.open_calls: dict[Key, OpenStep] = {}
+        """The live calls that have such samples."""
         self._indexing: Any = None
         """Takes the samples of recordings into the index, once there are some that it is to have."""
 
@@ -131,7 +143,7 @@ class Recorder:
         about: dict[str, Any] = {
             "split": key.split, "stage": key.stage, "step": key.step, "call": key.call,
             "rank": key.rank, "world_size": key.world_size, "position": call.position,
-            "order": order, "writer": self._writer_name, "turn": call.scope.turn,
+            "order": order, "writer": self.writer_name, "turn": call.scope.turn,
             "recorded": _now(),
             "live_seconds": seconds,
             "blocked_seconds": blocked,
@@ -161,6 +173,9 @@ class Recorder:
             about["max_keep"] = self._settings.max_keep
         if (before := self._before(key)) is not None:
             about["previous"] = before
+        if (opened := self.open_calls.pop(key, None)) is not None:
+            about |= opened.noted()
+            self._tell_resumed(opened)
         nbytes = packed.nbytes
         if call.inputs is not None:
             about["inputs"] = call.inputs.digest
@@ -169,7 +184,8 @@ class Recorder:
         replacing = call.decision.action is Action.REWRITE
         self.recorded.add(key)
         self.step_index.add(key)
-        return Job(key.path, lambda: self._write(key, packed, inputs, about, replacing, known), nbytes)
+        write = partial(self._write, key, packed, inputs, about, replacing, known, opened)
+        return Job(key.path, write, nbytes)
 
     def submit(self, job: Job) -> None:
         """Hand a job to the writer; waits while too much is pending."""
@@ -296,6 +312,7 @@ class Recorder:
         about: dict[str, Any],
         replacing: bool,
         known: Any = None,
+        opened: OpenStep | None = None,
     ) -> None:
         self._drop_older_calls(key, by_content="by" in about)
         if replacing and key.is_shard:
@@ -305,6 +322,9 @@ class Recorder:
             written += self._storage.publish(key.path, encode(packed, **about), replace=replacing)
         except StepExistsError as error:
             self._withdraw_inputs(key)
+            if opened is not None:
+                self.open_steps.fold(opened.key, key)
+                self.sweep()
             if key.is_shard:
                 with suppress(RolltapeError):  # then the step is not complete, and that is told
                     self._committer.lost(key, about["run"], self._since)
@@ -319,10 +339,43 @@ class Recorder:
             with self._lock:
                 self._arriving.append((key, about["attempt"], False))
             self.complete()
+        if opened is not None:
+            self.open_steps.fold(opened.key, key)
+        self.sweep()
         try:
             self._tally.add(dropped=self._retention.wrote(key))
         except RolltapeError as error:  # the recording itself is safe
             log.warning("%s is recorded, but old steps could not be dropped: %s", key.path, error)
+
+    # -- samples of steps that are not recorded yet ----------------------------------------------------
+
+    def is_over(self, key: Key) -> bool:
+        """Whether a call is on the tape, by all of its ranks."""
+        return is_recorded(self._storage, key)
+
+    def is_over_before(self, key: Key) -> bool:
+        """Whether what an earlier process left of a call is of no use: the call is recorded, and stays."""
+        return not self.renews and self.is_over(key)
+
+    def about_open(self) -> dict[str, Any]:
+        """What is noted with samples as they finish."""
+        return {
+            "fingerprint": self._fingerprint, "run": self._run or self._tape, "tape": self._tape,
+            "writer": self.writer_name, "recorded": _now(),
+        }  # fmt: skip
+
+    def sweep(self) -> None:
+        """Remove finished samples of the calls that are recorded by now."""
+        self.open_steps.sweep(self.is_over)
+
+    def _tell_resumed(self, opened: OpenStep) -> None:
+        if opened.resumed:
+            key = opened.key
+            self._tally.resume(key.step, opened.resumed, opened.asked)
+            log.info(
+                "%s/%s: resumed %d of %d samples of step %d",
+                key.split, key.stage, opened.resumed, opened.asked, key.step,
+            )  # fmt: skip
 
     def _index(self, key: Key, known: Any) -> None:
         """Have the samples of a recording indexed: it can be done later, so that nothing is lost here."""
@@ -378,7 +431,7 @@ class Recorder:
         inputs = replace(key, inputs=True)
         with suppress(RolltapeError):  # there may be none
             theirs, there = Recording(self._storage, key).about, Recording(self._storage, inputs).about
-            if there.writer == self._writer_name and there.inputs != theirs.inputs:
+            if there.writer == self.writer_name and there.inputs != theirs.inputs:
                 self._storage.delete(inputs.path)
 
     def _drop_older_calls(self, key: Key, *, by_content: bool) -> None:

@@ -17,6 +17,7 @@ from rolltape.key import Key
 from rolltape.policy import Decision
 from rolltape.tape.call_arguments import Arguments, Naming
 from rolltape.tape.inputs import Chooser, Inputs
+from rolltape.tape.open_step import living
 from rolltape.tape.scope import Scope, counting_calls
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class Stage:
     """What a sample is."""
     by_content: Callable[[tuple[Any, ...], dict[str, Any]], ByContent] | None = None
     """What is noted of a call with these arguments, of a stage that is asked by the content of prompts."""
+    lacks: Callable[[int, str, Mapping[str, Any]], int] | None = None
+    """How many samples such a stage has to generate at a step of a split for a call with these arguments."""
 
     @property
     def origin(self) -> str:
@@ -137,7 +140,7 @@ def make_call(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 beside.dispatcher.keep(beside, stage.function(*args, **kwargs))
         return dispatcher.hand_over(call, played)
     try:
-        with counting_calls(call.scope) as inside:
+        with counting_calls(call.scope) as inside, living(dispatcher, call, args, kwargs):
             started = time.perf_counter()
             value = stage.function(*args, **kwargs)
             seconds = time.perf_counter() - started
@@ -171,7 +174,7 @@ async def await_call(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) 
                 beside.dispatcher.keep(beside, await stage.function(*args, **kwargs))
         return dispatcher.hand_over(call, played)
     try:
-        with counting_calls(call.scope) as inside:
+        with counting_calls(call.scope) as inside, living(dispatcher, call, args, kwargs):
             started = time.perf_counter()
             value = await stage.function(*args, **kwargs)
             seconds = time.perf_counter() - started

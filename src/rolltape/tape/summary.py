@@ -26,6 +26,8 @@ class Summary:
     """Samples answered by the content of their prompts, from wherever they were recorded: no replays."""
     generated: int = 0
     """Samples generated because no recording answered, where others of the same call were answered."""
+    resumed: tuple[tuple[int, int, int], ...] = ()
+    """Calls that a killed run had begun: the step, the samples not generated again, and those of the call."""
     live: int = 0
     """Live calls whose result was not to be recorded."""
     missing: int = 0
@@ -60,6 +62,13 @@ class Summary:
         if self.replayed:
             waited = f"waited {self.seconds_waited:.1f} s of {self.seconds_open:.0f} s"
             parts.append(f"{self.replayed} replayed ({self.seconds_saved:.1f} s saved, {waited})")
+        if 0 < len(self.resumed) <= 3:
+            parts += [
+                f"resumed {done} of {total} samples of step {step}" for step, done, total in self.resumed
+            ]
+        elif self.resumed:
+            done, total = (sum(one[at] for one in self.resumed) for at in (1, 2))
+            parts.append(f"resumed {done} of {total} samples of {len(self.resumed)} calls")
         counts = {"samples by content": self.by_content, "samples generated": self.generated}
         counts |= {"substituted": self.substituted, "live": self.live, "missing": self.missing}
         counts |= {"kept": self.kept, "dropped": self.dropped, "never played": len(self.never_played)}
@@ -76,6 +85,7 @@ class Tally:
     def __init__(self) -> None:
         self._counts: dict[str, float] = {}
         self._lost: list[str] = []
+        self._resumed: list[tuple[int, int, int]] = []
         self._lock = threading.Lock()
         self._opened = time.monotonic()
 
@@ -90,6 +100,11 @@ class Tally:
         with self._lock:
             self._lost.append(name)
 
+    def resume(self, step: int, done: int, total: int) -> None:
+        """Note a call of which a killed run had finished some samples."""
+        with self._lock:
+            self._resumed.append((step, done, total))
+
     def summary(self, never_played: tuple[str, ...] = (), waiting: tuple[str, ...] = ()) -> Summary:
         """Everything counted so far."""
         with self._lock:
@@ -98,6 +113,7 @@ class Tally:
                 **counts,
                 never_played=never_played,
                 lost=tuple(self._lost),
+                resumed=tuple(self._resumed),
                 waiting=waiting,
                 seconds_open=time.monotonic() - self._opened,
             )

@@ -25,14 +25,16 @@ from rolltape.tape.expected_dtypes import expected_dtypes
 from rolltape.tape.inputs import Chooser
 from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import plain_metrics
+from rolltape.tape.open_step import LiveCall, SampleName, await_sample, live_call, make_sample
 from rolltape.tape.opening import begin_out, check_stages, open_tape, storage_of
 from rolltape.tape.probe import Sampling, Watch, probe, watch
 from rolltape.tape.questions import Reading
 from rolltape.tape.scope import Scope, current, entered, no_step
-from rolltape.tape.stage import Stage, wrap
+from rolltape.tape.stage import Stage, is_async, wrap
 from rolltape.tape.summary import Summary
 
 _Engine = TypeVar("_Engine")
+_Sample = TypeVar("_Sample")
 
 log = logging.getLogger("rolltape")
 
@@ -79,6 +81,9 @@ class Tape(Reading):
         rank: int | None = None,
         world_size: int | None = None,
         reshard: bool | None = None,
+        by: str | None = None,
+        version: str | None = None,
+        draw: int | None = None,
         fingerprint: Mapping[str, Any] | None = None,
         match: Mapping[str, str] | None = None,
         max_keep: int | None = None,
@@ -189,6 +194,8 @@ class Tape(Reading):
         version: str = "same",
         draw: int | None = None,
         pad: int | None = None,
+        along: str | Sequence[str] | None = None,
+        gather: Callable[[Any], Sequence[Any]] | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Make a function, a method or a coroutine function a stage whose result is recorded and replayed.
 
@@ -207,6 +214,9 @@ class Tape(Reading):
         argument ``weights``, or the step. ``first`` is told the number of the first sample that is missing of
         each prompt. Of more than are asked for, the first answer, or ``draw`` is the seed that picks them.
         ``pad`` is the padding of token ids that batches of other widths have, where no mask shows it.
+        ``along`` names arguments that have an entry for each prompt too, such as answers, and are no part of
+        prompts or sampling. ``gather`` lets ranks tell each other what they ask for, so that no two get the
+        same sample: it gives what each was given, in their order (``accelerate.utils.gather_object``, say).
         """
         check_name("stage", name)
         dtypes = expected_dtypes(expect or {})
@@ -218,7 +228,7 @@ class Tape(Reading):
             "weights": weights,
             "first": first,
         }
-        told |= {"draw": draw, "pad": pad}
+        told |= {"draw": draw, "pad": pad, "along": along, "gather": gather}
         by_step = by == "step" and version == "same" and all(value is None for value in told.values())
         # What knows prompts lies above.
         by_prompt = None if by_step else hook("by prompt")(by, version=version, **told)
@@ -243,12 +253,12 @@ class Tape(Reading):
 
     @overload
     def engine(
-        self, engine: Callable[[], _Engine], *, stage: str = ..., by: str = ..., version: str = ...,
-        draw: int | None = ...,
+        self, engine: Callable[[], _Engine], *, stage: str = ..., by: str | None = ...,
+        version: str | None = ..., draw: int | None = ...,
     ) -> _Engine: ...  # fmt: skip
     @overload
     def engine(
-        self, engine: _Engine, *, stage: str = ..., by: str = ..., version: str = ...,
+        self, engine: _Engine, *, stage: str = ..., by: str | None = ..., version: str | None = ...,
         draw: int | None = ...,
     ) -> _Engine: ...  # fmt: skip
     def engine(
@@ -256,17 +266,54 @@ class Tape(Reading):
         engine: Any,
         *,
         stage: str = "rollout",
-        by: str = "step",
-        version: str = "same",
+        by: str | None = None,
+        version: str | None = None,
         draw: int | None = None,
     ) -> Any:
         """An engine whose rollouts this tape records and replays, prompts and sampling checked.
 
         Pass a function that makes the engine: where every step is replayed it is never called. With
         ``by="prompt"`` completions are answered from wherever the same prompt was recorded with the same
-        sampling and the same weights, and only what is missing is generated; see :meth:`stage`.
+        sampling and the same weights, and only what is missing is generated; see :meth:`stage`. What is not
+        given is as the options of the tape say.
         """
-        return hook("engine")(self, engine, stage, by, version, draw)  # engines lie above the tape
+        own = self.settings
+        by = str(own.by) if by is None else by
+        if by != "step":  # what is given here is of this engine alone
+            version = own.version if version is None else version
+            draw = own.draw if draw is None else draw
+        return hook("engine")(self, engine, stage, by, version or "same", draw)  # engines lie above the tape
+
+    def sample(
+        self, name: SampleName, function: Callable[..., _Sample], /, *args: Any, **kwargs: Any
+    ) -> _Sample:
+        """Make one sample of a stage, inside its function, as ``function(*args, **kwargs)``, and keep it.
+
+        If the run is killed before the step is recorded, the next one finds the samples that had finished,
+        bit for bit, and makes the others only. ``name`` tells the samples of a call apart. What each is given
+        is compared, and so are the arguments of the stage: after a change they are refused, never mixed.
+        Samples may be made in threads and in asyncio tasks; of an async function, ``await`` the result.
+
+        >>> import tempfile
+        >>> with Tape(tempfile.mkdtemp() + "/run", mode="record") as tape:
+        ...     @tape.stage("rollout")
+        ...     def generate(prompts):
+        ...         return [tape.sample(at, str.upper, prompt) for at, prompt in enumerate(prompts)]
+        ...     with tape.step(0):
+        ...         batch = generate(["a", "b"])
+        >>> batch
+        ['A', 'B']
+        """
+        live = None if self._dispatcher is None else self._live_call("tape.sample")
+        if is_async(function):
+            return await_sample(live, name, function, args, kwargs)  # type: ignore[return-value]
+        made: _Sample = make_sample(live, name, function, args, kwargs)
+        return made
+
+    def _live_call(self, what: str) -> LiveCall:
+        """The call of a stage that the running code is in."""
+        found = [self._dispatcher, self.out._dispatcher if self.out is not None else None]
+        return live_call(tuple(one for one in found if one is not None), what)
 
     @contextmanager
     def step(self, step: int, *, split: str | None = None, key: str | None = None) -> Iterator[None]:

@@ -38,7 +38,7 @@ from rolltape.trusting.pairs import Pairs
 RATE = 0.95
 """How often an interval covers the truth."""
 FEWEST_PROMPTS = 20
-"""With fewer, there is no interval."""
+"""With fewer, there is no interval. Prompts of unequal sizes count for less: (Σn)² / Σn²."""
 LARGEST_SHARE = 0.6
 """A prompt that carries more than this of the variance of an estimate leaves it without an interval."""
 RESAMPLES = 999
@@ -46,8 +46,11 @@ MANY_PROMPTS = 20_000
 """With more, the interval is that of the normal distribution, which the bootstrap would give as well."""
 FEWEST_IN_TAIL = 20
 """How many samples must be where an average of ratios gets its variance from, if log-ratios are normal."""
-FEWEST_OUTLIERS = 5
-"""The same for those that stick out of the others."""
+FEWEST_IN_LONG_TAIL = 10
+"""The same for a tail that is longer than a normal one."""
+LONGER = 1.15
+"""A tail whose mean excess times its distance is more than this share of the variance is longer than a normal
+one, for which it is about 0.8; of an exponential one it is 2."""
 HARMLESS = 0.35
 """Ratios whose logarithms times the power are usually below this have no tail to speak of."""
 SAFE = 300.0
@@ -63,6 +66,8 @@ POWERS = {
     "mean_ratio": 1.2, "abs_ratio": 0.8, "ess": 2.0,
 }  # fmt: skip
 """Of the ratio, in what is averaged: its large values count so much more than they are frequent."""
+OF_INVERSE, OF_BOTH = ("swapped_k3",), ("abs_ratio",)
+"""Averages of which the small ratios decide, or small and large ones alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +107,8 @@ class Moments:
     """The logarithm by which ratios were scaled down, where they would overflow."""
     down: float
     """The same for their inverses."""
-    parts: np.ndarray
-    """Of all samples, and of those that stick out: how many, their sum, the sum of their squares."""
+    sides: np.ndarray
+    """Of the samples above the median, and of those below: see :func:`_side`."""
 
     @classmethod
     def of(cls, log_ratio: np.ndarray, groups: np.ndarray) -> Moments:
@@ -112,10 +117,9 @@ class Moments:
         features, scale, down = _features(log_ratio)
         prompts = int(groups.max()) + 1 if len(groups) else 0
         sums = {name: np.bincount(groups.reshape(-1), row, prompts) for name, row in features.items()}
-        away = np.abs(log_ratio - np.median(log_ratio)) if len(log_ratio) else log_ratio
-        out = log_ratio[away > 6 * 1.4826 * np.median(away)] if len(log_ratio) else log_ratio
-        parts = np.array([[len(one), one.sum(), (one**2).sum()] for one in (log_ratio, out)])
-        return cls(sums, scale, down, parts)
+        away = log_ratio - np.median(log_ratio) if len(log_ratio) else log_ratio
+        usual = 6 * 1.4826 * float(np.median(np.abs(away))) if len(away) else 0.0
+        return cls(sums, scale, down, np.array([_side(away, usual), _side(-away, usual)]))
 
     @classmethod
     def of_tokens(cls, pairs: Pairs) -> Moments:
@@ -143,7 +147,7 @@ class Moments:
             )
             for name in moments[0].sums
         }
-        return cls(sums, scale, down, np.sum([one.parts for one in moments], axis=0))
+        return cls(sums, scale, down, np.sum([one.sides for one in moments], axis=0))
 
     def exponent(self, name: str) -> float:
         """The logarithm by which a feature was scaled down."""
@@ -152,7 +156,7 @@ class Moments:
     @property
     def count(self) -> int:
         """How many samples there are."""
-        return int(self.parts[0, 0])
+        return int(self.sides[0, 0])
 
     @property
     def prompts(self) -> int:
@@ -188,7 +192,11 @@ def estimates(moments: Moments, seed: int = 0, only: Sequence[str] = (*MEANS, "e
         found["ess"] = _ess(np.stack([sums["n"], sums["w-1"], sums["chi2"]], axis=1), one, boot)
     for name in found:
         power = POWERS.get(name)
-        if power is not None and (reason := _off_average(sums, one, name) or _unseen(moments.parts, power)):
+        if power is None:
+            continue
+        sides = moments.sides if name in OF_BOTH else moments.sides[[int(name in OF_INVERSE)]]
+        reason = _off_average(sums, one, name) or next(filter(None, (_unseen(x, power) for x in sides)), "")
+        if reason:
             found[name] = Estimate(found[name].value, cannot_tell=reason)
     return Estimates(moments.count, moments.prompts, found)
 
@@ -200,27 +208,53 @@ def ess_of_prompts(sequences: Moments, seed: int = 0) -> Estimate:
     mean = sequences.sums["w-1"] / sequences.sums["n"]
     sums = np.stack([np.ones(len(mean)), mean, mean**2], axis=1)
     found = _ess(sums, math.exp(-sequences.scale), _Bootstrap(len(mean), seed))
-    reason = _unseen(sequences.parts, POWERS["ess"])
+    reason = _unseen(sequences.sides[0], POWERS["ess"])
     return Estimate(found.value, cannot_tell=reason) if reason else found
 
 
-def _unseen(parts: np.ndarray, power: float) -> str:
+def _side(away: np.ndarray, usual: float) -> list[float]:
+    """What is kept of one side of the log-ratios, given how far they lie from the median.
+
+    How many samples there are; of those on this side their number and squares; of those beyond ``usual``
+    their number, squares, and squares counted from the nearest of them; of the outermost hundredth, or 40,
+    their number, how far away it begins, and by how much they exceed that. All are sums: steps are added.
+    """
+    mine = away[away > 0]
+    out = mine[mine > usual]
+    count = min(max(len(away) // 100, 40), len(away) // 10)
+    top = np.sort(away)[len(away) - count :]
+    nearest = float(out.min(initial=np.inf)) if len(out) else 0.0
+    begin = float(top[0]) if count else 0.0
+    return [
+        len(away), len(mine), float((mine**2).sum()), len(out), float((out**2).sum()),
+        float(((out - nearest) ** 2).sum()), count, count * begin, float((top - begin).sum()),
+    ]  # fmt: skip
+
+
+def _unseen(side: np.ndarray, power: float) -> str:
     """Whether the samples are too few to have met the ratios that decide the average of a power of them.
 
     Of a normal log-ratio with variance v, the ratios that carry the variance of that average lie 2 · power ·
     √v beyond the mean: if hardly any sample can be there, neither the average nor its spread is known. Those
-    that stick out and weigh, such as the tokens of a few broken sequences, are asked by themselves.
+    that stick out and weigh, such as the tokens of a few broken sequences, are asked by themselves. Of a tail
+    that is longer than a normal one, and falls off as exp(-β d), the variance is not finite unless 2 · power
+    is below β, and half of it comes from beyond log 2 / (β - 2 · power).
     """
-    (count, total, squares), (out, _, out_squares) = parts
-    spread = math.sqrt(max(squares / count - (total / count) ** 2, 0.0))
-    asked = [(count, spread, FEWEST_IN_TAIL)]
+    count, number, squares, out, out_squares, out_spread, top, begin, excess = side.tolist()
+    if not number:
+        return ""
+    asked = [(count, math.sqrt(squares / number))]
     if out_squares > 0.3 * squares:
-        asked.append((out, math.sqrt(out_squares / out), FEWEST_OUTLIERS))
+        asked.append((out, math.sqrt(out_spread / out)))
     enough = all(
-        number * math.erfc(2 * power * size / math.sqrt(2)) / 2 >= needed
-        for number, size, needed in asked
+        many * math.erfc(2 * power * size / math.sqrt(2)) / 2 >= FEWEST_IN_TAIL
+        for many, size in asked
         if power * size > HARMLESS
     )
+    if enough and top and excess > 0 and excess / top * begin / top > LONGER * squares / number:
+        fall = top / excess * (1 - 1 / math.sqrt(top))  # at most by one standard error too long
+        beyond = math.exp(-fall * math.log(2) / (fall - 2 * power)) if fall > 2 * power else 0.0
+        enough = top * beyond >= FEWEST_IN_LONG_TAIL
     return "" if enough else "samples are too few for ratios that vary so much"
 
 
@@ -302,11 +336,11 @@ class _Bootstrap:
         moves = sums @ slope(totals)[0]
         spread = float((moves**2).sum())
         size = float(np.abs(sums * slope(totals)[0]).sum())
-        if spread <= (1e-12 * size) ** 2 and (self.prompts > 1 or size == 0):
+        if np.sqrt(spread) <= 1e-12 * size and (self.prompts > 1 or size == 0):
             centre = float(value(totals)[0])
             return centre, centre  # every prompt says the same, which one alone cannot
-        if self.prompts < FEWEST_PROMPTS:
-            return f"{self.prompts} prompts are too few: {FEWEST_PROMPTS} are needed"
+        if reason := _too_few(sums[:, 0]):
+            return reason
         if float((moves**2).max()) > LARGEST_SHARE * spread:
             return "one prompt carries most of it"
         error = np.sqrt(spread * self.prompts / (self.prompts - 1))
@@ -332,6 +366,18 @@ class _Bootstrap:
                 return "too few prompts have any of it"
             low, high = np.quantile(away, tails)
         return centre - float(high) * error, centre - float(low) * error
+
+
+def _too_few(sizes: np.ndarray) -> str:
+    """Whether there are too few prompts for an interval, from how many samples each has."""
+    if len(sizes) < FEWEST_PROMPTS:
+        return f"{len(sizes)} prompts are too few: {FEWEST_PROMPTS} are needed"
+    alike = float(sizes.sum() ** 2 / (sizes**2).sum())
+    if alike < FEWEST_PROMPTS - 0.5:
+        return (
+            f"a few prompts have most of the samples: they count for {alike:.0f}, {FEWEST_PROMPTS} are needed"
+        )
+    return ""
 
 
 def _mean(sums: dict[str, np.ndarray], name: str, scale: float, boot: _Bootstrap) -> Estimate:
@@ -413,8 +459,8 @@ def _share(sums: np.ndarray) -> Estimate:
     """A share of samples: Wilson's interval, with as many samples as the spread over prompts leaves."""
     n, hits = sums.sum(axis=0)
     prompts, share = len(sums), float(hits / n)
-    if prompts < FEWEST_PROMPTS:
-        return Estimate(share, cannot_tell=f"{prompts} prompts are too few: {FEWEST_PROMPTS} are needed")
+    if reason := _too_few(sums[:, 0]):
+        return Estimate(share, cannot_tell=reason)
     moves = sums[:, 1] - share * sums[:, 0]
     variance = float((moves**2).sum()) * prompts / (prompts - 1) / n**2
     effective = share * (1 - share) / variance if variance > 0 else float(prompts)

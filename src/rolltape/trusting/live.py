@@ -6,6 +6,7 @@ Sums over tokens and sequences only, no bootstrap: ``rolltape trust`` says the r
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rolltape")
 
+COST = "trust/seconds"
+"""What the meter itself took, of the step's time."""
 KEPT = ("k1", "k2", "k3", "reverse_k3", "chi2", "mean_ratio", "beyond")
 
 
@@ -48,7 +51,8 @@ class Meter:
         self._column: ColumnOf | None = None
         """Of the baseline's log-probs; the same at every step."""
         replays = tape.settings.mode in (Mode.REPLAY, Mode.AUTO) and tape.dir is not None
-        self._baseline = reader.open(str(tape.dir)) if replays else None
+        self.baseline = reader.open(str(tape.dir)) if replays else None
+        """The tape that is replayed; None while one is recorded."""
 
     def measure(
         self,
@@ -64,12 +68,13 @@ class Meter:
 
         Where nobody knows the engine's log-probs (None), a replay is measured against the baseline alone.
         """
-        if self._tape.is_off or (engine is None and self._baseline is None):
+        if self._tape.is_off or (engine is None and self.baseline is None):
             return {}
+        began = time.perf_counter()
         try:
-            on = None if mask is None else _rows(mask)
-            rows = _rows(trainer)
-            pairs = Pairs.of(rows if engine is None else _rows(engine), rows, mask=on, groups=groups)
+            on = None if mask is None else rows_of(mask)
+            rows = rows_of(trainer)
+            pairs = Pairs.of(rows if engine is None else rows_of(engine), rows, mask=on, groups=groups)
         except (ValueError, TypeError) as error:  # a meter never stops a training
             log.warning("step %d cannot be measured: %s", step, getattr(error, "what", error))
             return {}
@@ -80,6 +85,7 @@ class Meter:
         found = {} if engine is None else figures(pairs) | lost
         found |= self._against_baseline(step, split, pairs, sampled=engine is not None)
         if found:
+            found[COST] = time.perf_counter() - began
             self._tape.log(found, step=step, split=split)
         return found
 
@@ -93,7 +99,7 @@ class Meter:
 
     def _against_baseline(self, step: int, split: str, pairs: Pairs, *, sampled: bool) -> dict[str, float]:
         """How far the policy has moved from the one that was recorded, and whether that is still noise."""
-        before = None if self._baseline is None else self._recorded(step, split, pairs)
+        before = None if self.baseline is None else self._recorded(step, split, pairs)
         if before is None:
             return {}
         drift = Pairs(before, pairs.trainer, pairs.lengths, pairs.groups, pairs.names)
@@ -121,10 +127,10 @@ class Meter:
 
     def _recorded(self, step: int, split: str, pairs: Pairs) -> np.ndarray | None:
         """The log-probs of the baseline's trainer, token by token; None where they are not of these rows."""
-        assert self._baseline is not None
+        assert self.baseline is not None
         try:
-            at = self._column = self._column or find_trainer(self._baseline, split, step)
-            rows = None if at is None else Rows.of(self._baseline, split, step, at)
+            at = self._column = self._column or find_trainer(self.baseline, split, step)
+            rows = None if at is None else Rows.of(self.baseline, split, step, at)
         except RolltapeError as error:
             log.debug("no log-probs to compare with at step %d: %s", step, error)
             return None
@@ -154,7 +160,7 @@ def effective(log_ratio: np.ndarray) -> float:
     return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
 
 
-def _rows(rows: Sequence[Any]) -> list[np.ndarray]:
+def rows_of(rows: Sequence[Any]) -> list[np.ndarray]:
     """Rows as numpy; one copy from the device for a tensor of all."""
     if is_tensor(rows):
         rows = rows.detach().double().cpu().numpy()  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ import numpy as np
 from rolltape.trusting.alike import NOBODY_SAYS, Kind
 from rolltape.trusting.estimates import Estimate, Moments, estimates
 from rolltape.trusting.pairs import Pairs
+from rolltape.trusting.shape import Shape
 from rolltape.trusting.structure import Finding, Known, broken_sequences, find_structure, not_numbers
 from rolltape.trusting.tails import (
     Tails,
@@ -73,6 +74,7 @@ class Measured:
     worst_tokens: tuple[WorstToken, ...] = ()
     tails: tuple[Tails, Tails] | None = None
     """Of tokens and of sequences."""
+    shape: Shape | None = None
     kind: Kind = NOBODY_SAYS
     columns: tuple[str, str] = ("", "")
 
@@ -86,7 +88,9 @@ class MeasureSteps:
 
     def __call__(self, steps: Sequence[int]) -> Iterator[Measured]:
         for step in steps:
-            yield measured(take(self.sides, step), self.seed)
+            with np.errstate(over="ignore", invalid="ignore"):  # a tape may hold any number
+                found = measured(take(self.sides, step), self.seed)
+            yield found
 
 
 def measured(taken: Taken, seed: int = 0) -> Measured:
@@ -122,6 +126,7 @@ def measured(taken: Taken, seed: int = 0) -> Measured:
         ages=tuple(_ages(weights)), version=_version(weights),
         worst_sequences=tuple(worst_sequences(weights)), worst_tokens=tuple(worst_tokens(weights)),
         tails=(tails(weights.log_ratio), tails(weights.sums(weights.log_ratio)[weights.lengths > 0])),
+        shape=Shape.of(weights),
     )  # fmt: skip
 
 

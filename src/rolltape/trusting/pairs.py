@@ -14,6 +14,9 @@ import numpy as np
 from rolltape.cached import cached_property
 from rolltape.errors import BatchError
 
+LARGEST = float(np.finfo(np.float32).max)
+"""What is larger comes from no model, and its square is no number."""
+
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
@@ -136,8 +139,8 @@ class Pairs:
 
     @cached_property
     def finite(self) -> np.ndarray:
-        """Per token: whether both log-probs are numbers."""
-        return np.asarray(np.isfinite(self.engine) & np.isfinite(self.trainer))
+        """Per token: whether both log-probs are numbers, and such as a model can compute."""
+        return np.asarray((np.abs(self.engine) <= LARGEST) & (np.abs(self.trainer) <= LARGEST))
 
     def where(self, tokens: np.ndarray) -> Pairs:
         """The same with some of the tokens; a sequence without any is left out, and so is its prompt."""

@@ -19,6 +19,7 @@ from rolltape.steps import ALL_STEPS, StepSelector
 from rolltape.trusting.alike import Kind
 from rolltape.trusting.estimates import RATE, Estimate, Estimates, Moments, ess_of_prompts, estimates
 from rolltape.trusting.measuring import Age, Measured, MeasureSteps
+from rolltape.trusting.shape import Shape
 from rolltape.trusting.structure import Finding
 from rolltape.trusting.tails import CAPS, Tails, WorstSequence, WorstToken
 from rolltape.trusting.taking import Sides
@@ -103,6 +104,8 @@ class Trust:
     worst_sequences: list[tuple[int, WorstSequence]]
     """With their steps."""
     worst_tokens: list[tuple[int, WorstToken]]
+    shape: Shape | None
+    """By size, place and length, to be drawn; None where nothing was compared."""
     columns: tuple[str, str]
 
     @property
@@ -144,6 +147,28 @@ def trust(
         progress: Told how many steps are done, and of how many.
         spread: Where steps are measured: in this process, or on the nodes of ``rolltape.ray.cluster()``.
     """
+    sides = sides_of(run, baseline, floor, split, engine, trainer)
+    chosen = ALL_STEPS if steps is None else StepSelector.parse(steps)
+    wanted = [step for step in sides.steps() if step in chosen]
+    if not wanted:
+        raise StepMissingError(
+            "there are no log-probs of a trainer on this tape",
+            where=sides.run.location,
+            causes=["no stage has a column of log-probs, and none was probed", "other steps were asked for"],
+            hint='record them: tape.probe("logprobs", …), or a stage that returns log_probs',
+        )
+    found: list[Measured] = []
+    for one in spread.over(MeasureSteps(sides, seed), wanted, sides.tapes):
+        found.append(one)
+        progress(len(found), len(wanted))
+    return joined(sides.run.path, None if sides.baseline is None else sides.baseline.path, found, seed)
+
+
+def sides_of(
+    run: Tape, baseline: Tape | None = None, floor: Tape | None = None, split: str = "train",
+    engine: Mapping[str, Any] | None = None, trainer: Mapping[str, Any] | None = None,
+) -> Sides:  # fmt: skip
+    """The tapes that are asked, opened, in the order in which they make sense."""
     ours = _opened(run)
     theirs = _opened(baseline) if baseline is not None else ours.baseline()
     if theirs is not None and theirs.location == ours.location:
@@ -160,30 +185,17 @@ def trust(
             where=ours.location,
             hint="name the baseline too: rolltape trust RUN BASELINE --floor TAPE",
         )
-    sides = Sides(
+    return Sides(
         ours, theirs, None if floor is None else _opened(floor), split, Kind.given(engine),
         Kind.given(trainer),
     )  # fmt: skip
-    chosen = ALL_STEPS if steps is None else StepSelector.parse(steps)
-    wanted = [step for step in sides.steps() if step in chosen]
-    if not wanted:
-        raise StepMissingError(
-            "there are no log-probs of a trainer on this tape",
-            where=ours.location,
-            causes=["no stage has a column of log-probs, and none was probed", "other steps were asked for"],
-            hint='record them: tape.probe("logprobs", …), or a stage that returns log_probs',
-        )
-    found: list[Measured] = []
-    for one in spread.over(MeasureSteps(sides, seed), wanted, sides.tapes):
-        found.append(one)
-        progress(len(found), len(wanted))
-    return joined(ours.path, None if theirs is None else theirs.path, found, seed)
 
 
 def _opened(tape: Tape) -> Run:
     return tape if isinstance(tape, Run) else reader.open(tape)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def joined(run: str, baseline: str | None, found: Sequence[Measured], seed: int = 0) -> Trust:
     """What the steps say together. Pure."""
     kept = [_kept_findings(one, found[0], replayed=baseline is not None) for one in found]
@@ -214,6 +226,7 @@ def joined(run: str, baseline: str | None, found: Sequence[Measured], seed: int 
                                key=lambda pair: -pair[1].rms)[:5],
         worst_tokens=sorted(((one.step, w) for one in found for w in one.worst_tokens),
                             key=lambda pair: -abs(pair[1].trainer - pair[1].engine))[:5],
+        shape=Shape.join([one.shape for one in found if one.shape is not None]),
         columns=found[0].columns,
     )  # fmt: skip
 

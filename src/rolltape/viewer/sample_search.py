@@ -238,8 +238,9 @@ def _sorted(table: pa.Table, rows: np.ndarray, asked: Question) -> np.ndarray:
 
 
 def _hits(table: pa.Table, texts: Mapping[tuple[int, int], str]) -> list[Hit]:
-    rows = table.select([one for one in Hit.__slots__ if one != "snippet"]).to_pylist()
-    return [Hit(**row, snippet=texts.get((row["step"], row["sample"]), "")) for row in rows]
+    names = ("step", "sample", "uid", "index", "reward", "prompt_tokens", "response_tokens", "finish")
+    rows = zip(*(table[name].to_pylist() for name in names), strict=True)
+    return [Hit(*(*row, texts.get((row[0], row[1]), ""))) for row in rows]
 
 
 def _plain(text: str) -> str:

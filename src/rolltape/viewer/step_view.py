@@ -11,7 +11,7 @@ from rolltape.cached import cached_property
 from rolltape.errors import CorruptFileError, MissingDependencyError, RolltapeError, UnknownAdapterError
 from rolltape.reader.given_prompts import given_prompt, is_rollout
 from rolltape.reader.samples import Samples
-from rolltape.reader.step_roles import ColumnOf, Roles, find_roles
+from rolltape.reader.step_roles import TRUNCATED, ColumnOf, Roles, find_roles
 from rolltape.viewer.library import Library
 
 UNREADABLE = (CorruptFileError, UnknownAdapterError, MissingDependencyError)
@@ -135,7 +135,7 @@ class StepView:
         """Which samples were cut at their longest; None where nothing says."""
         if self.roles.finish is not None:
             reasons = [str(reason).lower() for reason in self.main.cells(self.roles.finish)]
-            return np.isin(reasons, ("length", "max_tokens", "truncated"))
+            return np.isin(reasons, TRUNCATED)
         return _without_an_end(self.main, self.roles.response_ids)
 
 

@@ -39,6 +39,7 @@ def run(work, name, *overrides, v1, env=None, command=(), steps=STEPS, ranks=1):
         "PYTHONPATH": paths, "VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda",
         "VERL_USE_EXTERNAL_MODULES": "rolltape_cpu_platform", "ROLLTAPE_TEST_JOURNAL": str(journal),
         "VERL_FILE_LOGGER_PATH": str(log), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "GLOO_SOCKET_IFNAME": "lo",  # on loopback alone
         "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
         "HYDRA_FULL_ERROR": "1",
     } | (env or {})  # fmt: skip
@@ -84,7 +85,7 @@ def settings(work, folder, v1, steps, ranks):
             "save_freq": -1, "test_freq": steps, "val_before_train": False, "resume_mode": "disable",
             "default_local_dir": folder / "checkpoints",
         },
-        "ray_kwargs.ray_init": {"num_cpus": 8},
+        "ray_kwargs.ray_init": {"num_cpus": 4 + 4 * ranks},  # V1 has more actors for each rank
         "+ray_kwargs.ray_init": {
             "num_gpus": ranks, "include_dashboard": False, "object_store_memory": 200_000_000,
         },

@@ -42,6 +42,7 @@ def run(work, name, *overrides, overlay="", command=(), module="verl.trainer.mai
         "VERL_FILE_LOGGER_PATH": str(log), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0",
         "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
         "HYDRA_FULL_ERROR": "1", "RAY_ADDRESS": "local", "RAY_RUNTIME_ENV_HOOK": "",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "GLOO_SOCKET_IFNAME": "lo",  # on loopback alone
     } | env  # fmt: skip
     trainer = [sys.executable, "-m", module, *settings(Path(work), folder), *overrides]
     done = subprocess.run(

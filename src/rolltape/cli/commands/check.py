@@ -98,5 +98,7 @@ def _print_report(report: Report) -> None:
     if report.leftovers:
         files = counted(len(report.leftovers), "file")
         complain(f"note: {files} of killed processes, half-written, never read: rolltape prune removes them")
+    for one in report.open:
+        complain(f"note: {one}, which is not recorded: a run was killed there, or goes on")
     if report.in_progress:
         complain(f"note: {counted(report.in_progress, 'file')} in progress: a process is recording now")

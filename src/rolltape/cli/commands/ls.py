@@ -20,6 +20,7 @@ from rolltape.reader.wording import count, moment, seconds
 from rolltape.rich_text import shown
 from rolltape.steps import ALL_STEPS, StepSelector
 from rolltape.tape.missing import ranges
+from rolltape.tape.open_samples import OpenCall, open_calls
 from rolltape.tape.shards import Shortfall
 from rolltape.tape.summary import amount
 
@@ -139,6 +140,7 @@ def _recordings(tape: Run, found: list[StageFiles], limit: int, as_json: bool) -
         last = min(limit or len(listed.files), len(listed.files))
         groups.append(Group(listed, list(recording_rows(tape.storage, listed, last))))
     rows = [row for group in groups for row in group.rows]
+    unrecorded = [one for one in open_calls(tape.storage) if not one.recorded]
     if as_json:
         about = {"path": tape.storage.location, "id": tape.manifest.id, "created": tape.manifest.created}
         hidden = sum(len(group.hidden) for group in groups)
@@ -146,9 +148,12 @@ def _recordings(tape: Run, found: list[StageFiles], limit: int, as_json: bool) -
         rest: dict[str, object] = {"not_shown": hidden} | ({"incomplete": lacking} if lacking else {})
         if waits := _waits(tape):
             rest["replayed"] = {"recordings": len(waits), "seconds_waited": sum(waits.values())}
+        if unrecorded:
+            rest["open"] = [asdict(one) for one in unrecorded]
         print_json({"tape": about, "recordings": [row.as_json() for row in rows], **rest})
     elif rows:
         _print_recordings(tape, groups)
+    _tell_open(unrecorded)
     if not rows:
         if not (said := _metrics_only(tape)):
             complain(_why_nothing(tape))
@@ -158,6 +163,14 @@ def _recordings(tape: Run, found: list[StageFiles], limit: int, as_json: bool) -
             _print_waits(tape)
     _complain_about(groups)
     return Exit.FINDINGS if any(row.problem for row in rows) or _shortfalls(found) else Exit.CLEAN
+
+
+def _tell_open(unrecorded: list[OpenCall]) -> None:
+    """Say what has finished of steps that are not recorded."""
+    for one in unrecorded[:MOST_SHORTFALLS]:
+        complain(f"open: {one}, which is not recorded; a run that is resumed there generates the others only")
+    if len(unrecorded) > MOST_SHORTFALLS:
+        complain(f"open: {count(len(unrecorded) - MOST_SHORTFALLS)} more; rolltape check lists them")
 
 
 def _shortfalls(found: list[StageFiles]) -> list[Shortfall]:

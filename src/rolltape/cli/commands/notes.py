@@ -6,12 +6,12 @@ import click
 
 from rolltape.cli.arguments import json_option, split_filter, stage_filter, tape_argument
 from rolltape.cli.output import Exit, Screen, complain, new_table, print_json
-from rolltape.notes import Notes
-from rolltape.notes import as_json as note_json
 from rolltape.reader.run import open
 from rolltape.reader.visible import visible
 from rolltape.reader.wording import counted, moment
 from rolltape.rich_text import shown
+from rolltape.sample_notes import Notes
+from rolltape.sample_notes import as_json as note_json
 
 
 @click.command("notes", short_help="List the notes and tags that were put on samples.")

@@ -20,6 +20,7 @@ from rolltape.reader.wording import counted
 from rolltape.steps import NO_STEPS, StepSelector
 from rolltape.storage import SegmentedStorage
 from rolltape.tape.missing import ranges
+from rolltape.tape.open_samples import OpenCall, open_calls
 from rolltape.tape.opening import STALE_AFTER
 from rolltape.tape.summary import amount
 
@@ -46,6 +47,10 @@ class Doomed:
     help="Keep the last N steps of each stage, delete the others.",
 )
 @click.option("--steps", type=Steps(), help="Delete only these steps, as in 0-9,20,50-.")
+@click.option(
+    "--open", "open_", is_flag=True,
+    help="Delete finished samples of steps that are not recorded; with --steps, of these steps.",
+)  # fmt: skip
 @click.option("--pin", type=Steps(), default=NO_STEPS, show_default=False, help="Never delete these steps.")
 @stage_filter
 @split_filter
@@ -53,7 +58,7 @@ class Doomed:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def command(
     tape: str, keep: int | None, steps: StepSelector | None, pin: StepSelector, stage: str | None,
-    split: str | None, dry_run: bool, yes: bool,
+    split: str | None, dry_run: bool, yes: bool, open_: bool,
 ) -> Exit:  # fmt: skip
     """Delete recordings of TAPE, with their inputs; metrics stay.
 
@@ -62,20 +67,43 @@ def command(
     """
     opened = open(tape)
     found = stage_files(opened.storage, split, stage)
-    chosen = [doom for listed in found if (doom := choose(opened, listed, keep, steps, pin)).files]
+    chosen = []
+    if not open_ or keep is not None:
+        chosen = [doom for listed in found if (doom := choose(opened, listed, keep, steps, pin)).files]
+    finished = [] if not open_ else choose_open(opened, split, stage, steps, pin)
     if chosen:
         _print_chosen(chosen)
-    elif keep is not None or steps is not None:
+    elif (keep is not None or steps is not None) and not open_:
         complain("no recordings to delete")
+    for one in finished:
+        complain(f"to go: {one}, which is not recorded")
+    if open_ and not finished:
+        complain("no finished samples of a step that is not recorded")
     if dry_run:
         stale = counted(len(opened.storage.unfinished(STALE_AFTER).stale), "leftover")
         complain(f"dry run: nothing was deleted; {stale} of processes that are gone would be removed too")
         return Exit.CLEAN
+    if finished:
+        files = [name for one in finished for name in one.files]
+        sizes = [stat.size for name in files if (stat := opened.storage.stat(name)) is not None]
+        chosen.append(Doomed("samples.open", [], files, sum(sizes)))
     if chosen and not yes and not _confirmed(opened, chosen):
         complain("nothing was deleted")
         return Exit.CLEAN
     _delete(opened, chosen)
     return Exit.CLEAN
+
+
+def choose_open(
+    tape: Run, split: str | None, stage: str | None, steps: StepSelector | None, pin: StepSelector
+) -> list[OpenCall]:
+    """The calls whose finished samples go, though they are not recorded."""
+    return [
+        one
+        for one in open_calls(tape.storage)
+        if split in (None, one.split) and stage in (None, one.stage)
+        if (steps is None or one.step in steps) and one.step not in pin and not one.recorded
+    ]
 
 
 def choose(
@@ -129,13 +157,15 @@ def _confirmed(tape: Run, chosen: list[Doomed]) -> bool:
 def _delete(tape: Run, chosen: list[Doomed]) -> None:
     files = [name for doom in chosen for name in doom.files]
     screen = Screen(stderr=True)
-    for doom in chosen:
+    for doom in (doom for doom in chosen if doom.steps):
         split, _, stage = doom.stage.partition("/")
         note_dropped(tape.storage, Dropped(str(StepSelector.parse(doom.steps)), split, stage), tape.id)
     portions = [files[at : at + _PORTION] for at in range(0, len(files), _PORTION)]
     for some in track(portions, "deleting", console=screen, transient=True, disable=not screen.is_terminal):
         tape.storage.delete_all(some)
-    leftovers = tape.storage.clean(STALE_AFTER)
+    folded = [name for one in open_calls(tape.storage) if one.recorded for name in one.files]
+    tape.storage.delete_all(folded)  # a process was killed after it had recorded the step
+    leftovers = tape.storage.clean(STALE_AFTER) + len(folded)
     removed = [f"deleted {_total(chosen)}"] if files else []
     removed += [f"removed {counted(leftovers, 'leftover')} of processes that are gone"] if leftovers else []
     complain("; ".join(removed) or "nothing to clean up")

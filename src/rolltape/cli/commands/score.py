@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -64,11 +65,17 @@ def command(
                 tokens += sum(map(len, stage(step)["log_probs"]))
             tick(done, len(wanted))
     if as_json:
-        print_json({"run": run, "out": out, "steps": wanted, "tokens": tokens, "engine": engine})
+        known = {"run": run, "out": out, "steps": wanted, "tokens": tokens, "engine": engine}
+        print_json({**known, "how": _how(scorer)})
     else:
-        said = f"{counted(tokens, 'token')} of {counted(len(wanted), 'step')} scored: {out}"
+        said = f"{counted(tokens, 'token')} of {counted(len(wanted), 'step')} scored, {_how(scorer)}: {out}"
         Screen().print(shown(said), soft_wrap=True)
     return Exit.CLEAN
+
+
+def _how(scorer: Any) -> str:
+    """How the engine came to its numbers: by sampling's own steps, or in one pass over all tokens."""
+    return "by forced decoding" if getattr(scorer, "forces_tokens", False) else "read as prompts"
 
 
 def _engine(name: str, model: str, dtype: str | None) -> Any:
@@ -76,5 +83,6 @@ def _engine(name: str, model: str, dtype: str | None) -> Any:
 
     if name == "transformers":
         return engines.TransformersEngine(model, dtype=dtype)
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the answer
     options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
-    return engines.VLLMEngine(model, **options)
+    return engines.VLLMEngine.for_scoring(model, **options)

@@ -11,6 +11,7 @@ from rolltape.batch.one_sample import SampleChoice
 from rolltape.engines.api.completion import Completion, Logprobs
 from rolltape.engines.api.engine import Engine
 from rolltape.engines.api.prompt import Prompt, PromptLike, prepare
+from rolltape.engines.api.resuming import generate_open
 from rolltape.engines.api.rollout import Rollout
 from rolltape.engines.api.sampling import SamplingParams
 from rolltape.errors import BatchError, ConfigError, StaleWeightsError
@@ -160,7 +161,11 @@ class TapedEngine(Engine):
             self._engine.close()
 
     def _live(self, prompts: list[Prompt], params: SamplingParams, trainer_version: int | None) -> Rollout:
-        return self._started().generate(prompts, params, trainer_version=trainer_version)
+        engine = self._started()
+        step = None if self._tape.is_off else self._tape._live_call("generate").open()
+        if step is None:
+            return engine.generate(prompts, params, trainer_version=trainer_version)
+        return generate_open(engine, step, prompts, params, trainer_version)
 
     def _complete(
         self, prompts: list[Prompt], params: SamplingParams

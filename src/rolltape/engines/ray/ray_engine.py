@@ -15,6 +15,7 @@ import numpy as np
 
 from rolltape.engines.api.completion import ARRAYS, Completion, Logprobs
 from rolltape.engines.api.engine import Engine
+from rolltape.engines.api.finishing import listener
 from rolltape.engines.api.libraries import library
 from rolltape.engines.api.prompt import Prompt
 from rolltape.engines.api.rollout import SHARED, Rollout
@@ -181,6 +182,7 @@ class RayEngine(Engine):
             for replica, share in zip(self.replicas, shares, strict=False)
         ]
         refusals: list[tuple[list[int], RolltapeError]] = []
+        told = listener()
         for share, reference in zip(shares, asked, strict=True):
             try:
                 found = self._get(reference)
@@ -190,8 +192,12 @@ class RayEngine(Engine):
                 refusals.append((share, renumbered(error, share)))
                 continue
             for position, answer in zip(share, found, strict=True):
-                failed = isinstance(answer, Exception)
-                answers[position] = renumbered(answer, share) if failed else [_own(row) for row in answer]
+                if isinstance(answer, Exception):
+                    answers[position] = renumbered(answer, share)
+                    continue
+                answers[position] = rows = [_own(row) for row in answer]
+                if told is not None:
+                    told(position, 0, rows)
         return refusals
 
     def _get(self, reference: Any) -> Any:

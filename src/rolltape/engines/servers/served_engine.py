@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rolltape.engines.api.completion import Completion
 from rolltape.engines.api.engine import Engine
+from rolltape.engines.api.finishing import listener
 from rolltape.engines.api.libraries import library
 from rolltape.engines.api.prompt import Prompt
 from rolltape.engines.api.weights import Skeleton
@@ -49,6 +52,27 @@ def _plain(tensors: Mapping[str, Any]) -> dict[str, Any]:
         plain[name] = own.clone() if own.data_ptr() in seen else own
         seen.add(own.data_ptr())
     return plain
+
+
+def _telling(
+    jobs: Sequence[tuple[int, Callable[[], list[Completion]]]],
+) -> list[Callable[[], list[Completion]]]:
+    """The jobs; each tells its completions as soon as it has them. Those of a prompt give as many each."""
+    told = listener()
+    if told is None:
+        return [job for _, job in jobs]
+
+    def run(position: int, number: int, job: Callable[[], list[Completion]]) -> list[Completion]:
+        rows = job()
+        told(position, number * len(rows), rows)
+        return rows
+
+    numbers: Counter[int] = Counter()
+    found: list[Callable[[], list[Completion]]] = []
+    for position, job in jobs:
+        found.append(partial(run, position, numbers[position], job))
+        numbers[position] += 1
+    return found
 
 
 class ServedEngine(Engine):
@@ -110,7 +134,7 @@ class ServedEngine(Engine):
     ) -> list[list[Completion] | Exception]:
         """For each prompt what its jobs return, in their order, or the first error of one of them."""
         answers: list[list[Completion] | Exception] = [[] for _ in prompts]
-        found = self.server.each([job for _, job in jobs])
+        found = self.server.each(_telling(jobs))
         for (position, _), rows in zip(jobs, found, strict=True):
             so_far = answers[position]
             if not isinstance(so_far, Exception):

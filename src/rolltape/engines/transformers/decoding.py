@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,6 +79,8 @@ class Row:
     text: str | None = None
     """Set only if a stop text ended it."""
     finish_reason: FinishReason = FinishReason.LENGTH
+    told: Callable[[Row], None] | None = None
+    """Called when it has ended."""
 
 
 def decode(
@@ -159,6 +161,8 @@ def _keep(
             row.finish_reason, row.text, done[at] = FinishReason.STOP, text, True
         elif len(row.tokens) == len(row.random):
             done[at] = True
+        if done[at] and row.told is not None:
+            row.told(row)
 
 
 def _matrix(rows: Sequence[Row]) -> np.ndarray:

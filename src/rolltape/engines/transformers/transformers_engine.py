@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from rolltape.engines.api.completion import Completion, Logprobs, not_a_number
 from rolltape.engines.api.encoding import check_ids, check_stops, check_text_only
 from rolltape.engines.api.engine import Engine
+from rolltape.engines.api.finishing import Listener, listener
 from rolltape.engines.api.libraries import library
 from rolltape.engines.api.prompt import Prompt
 from rolltape.engines.api.rollout import Rollout
@@ -141,6 +143,10 @@ class TransformersEngine(Engine):
             [Row(uniforms(seed, str(prompt.uid), prompt.first + index, most)) for index in range(params.n)]
             for prompt, most in zip(prompts, room, strict=True)
         ]
+        if (told := listener()) is not None:
+            for at, group in enumerate(rows):
+                for index, row in enumerate(group):
+                    row.told = partial(self._tell, told, at, index, encoded[at])
         failed: dict[int, Exception] = {}
         lengths = [len(one.ids) for one in encoded]
         for batch in plan_batches(lengths, [params.n] * len(prompts), room, self.token_budget):
@@ -169,6 +175,11 @@ class TransformersEngine(Engine):
                     ends.union(params.stop_token_ids),
                     stops,
                 )
+
+    def _tell(self, told: Listener, position: int, index: int, prompt: Encoded, row: Row) -> None:
+        """Tell that a row has ended; one that is not a number fails in the end."""
+        if not np.isnan(row.logprobs).any():
+            told(position, index, [self._completion(prompt, row)])
 
     def _answer(self, position: int, prompt: Encoded, rows: list[Row]) -> list[Completion] | Exception:
         for index, row in enumerate(rows):

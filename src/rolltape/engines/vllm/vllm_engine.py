@@ -16,13 +16,14 @@ import numpy as np
 from rolltape.engines.api.completion import Completion, Logprobs
 from rolltape.engines.api.encoding import check_ids, check_stops, check_text_only, encode, render_with_media
 from rolltape.engines.api.engine import Engine
+from rolltape.engines.api.finishing import listener
 from rolltape.engines.api.libraries import library
 from rolltape.engines.api.prompt import Prompt
 from rolltape.engines.api.rollout import Rollout
 from rolltape.engines.api.sampling import LogprobKind, SamplingParams, seed_for
 from rolltape.engines.api.weights import Skeleton, check_fit
 from rolltape.engines.vllm import vllm_limits
-from rolltape.engines.vllm.vllm_outputs import completions, given_tokens
+from rolltape.engines.vllm.vllm_outputs import completions, forced_tokens, forcing, given_tokens
 from rolltape.errors import ConfigError, EngineError, PromptError
 from rolltape.random_state import capture, restore
 from rolltape.releases import unsupported
@@ -78,12 +79,32 @@ class VLLMEngine(Engine):
         self._broken: Exception | None = None
         VLLMEngine._open = weakref.ref(self)
 
+    @classmethod
+    def for_scoring(cls, model: str | os.PathLike[str], **options: Any) -> VLLMEngine:
+        """An engine that scores by forced decoding where this vLLM can, and by reading prompts where not."""
+        if not vllm_limits.may_force_tokens():
+            return cls(model, **vllm_limits.uncompiled(options))
+        try:
+            return cls(model, enable_trace_replay=True, **options)
+        except ValueError as error:  # known only when it has chosen how it runs the model
+            if "trace replay" not in str(error):
+                raise
+            return cls(model, **options)
+
+    @property
+    def forces_tokens(self) -> bool:
+        """Whether it scores by forced decoding: the numbers are those of sampling, step by step."""
+        self._refuse_broken()
+        return bool(getattr(self.llm.model_config, "enable_trace_replay", False))
+
     def score(
         self, rollout: Rollout, *, temperature: float = 1.0, token_budget: int | None = None
     ) -> list[Logprobs]:
-        """The log-probs of the response tokens under the engine's current weights, read as prompts.
+        """The log-probs of the response tokens under the engine's current weights.
 
-        vLLM uses its own token budget, ``max_num_batched_tokens``. It can score only at temperature 1.
+        With ``enable_trace_replay=True`` (vLLM 0.32, not on CPU) the tokens are forced, one step each, and
+        the numbers are those that sampling would have given; else they are read as prompts. vLLM uses its
+        own token budget, ``max_num_batched_tokens``. It can score only at temperature 1.
         """
         if temperature != 1:
             raise EngineError(
@@ -92,6 +113,20 @@ class VLLMEngine(Engine):
         check_text_only(rollout.prompts, "scoring with vLLM")
         self._refuse_broken()
         rows = [row for row in range(len(rollout)) if len(rollout.response_ids[row])]
+        scored = [np.empty(0, np.float32)] * len(rollout)
+        read = self._forced if self.forces_tokens else self._read
+        for row, found in zip(rows, read(rollout, rows) if rows else [], strict=True):
+            scored[row] = found
+        return scored
+
+    def _forced(self, rollout: Rollout, rows: list[int]) -> list[Logprobs]:
+        wanted = [[int(one) for one in rollout.response_ids[row]] for row in rows]
+        asked = [self._vllm.SamplingParams(**forcing(ids)) for ids in wanted]
+        prompts = [{"prompt_token_ids": np.asarray(rollout.prompt_ids[row]).tolist()} for row in rows]
+        outputs = self.llm.generate(prompts, asked, use_tqdm=False)
+        return [forced_tokens(output, ids) for output, ids in zip(outputs, wanted, strict=True)]
+
+    def _read(self, rollout: Rollout, rows: list[int]) -> list[Logprobs]:
         whole = [
             np.concatenate([rollout.prompt_ids[row], rollout.response_ids[row]]).tolist() for row in rows
         ]
@@ -103,12 +138,11 @@ class VLLMEngine(Engine):
             )
             for ids in whole
         ]  # fmt: skip
-        prompts = [{"prompt_token_ids": ids[:-1]} for ids in whole]
-        scored = [np.empty(0, np.float32)] * len(rollout)
-        outputs = self.llm.generate(prompts, asked, use_tqdm=False) if prompts else []
-        for row, ids, output in zip(rows, whole, outputs, strict=True):
-            scored[row] = given_tokens(output, ids)[len(rollout.prompt_ids[row]) - 1 :]
-        return scored
+        outputs = self.llm.generate([{"prompt_token_ids": ids[:-1]} for ids in whole], asked, use_tqdm=False)
+        return [
+            given_tokens(output, ids)[len(rollout.prompt_ids[row]) - 1 :]
+            for row, ids, output in zip(rows, whole, outputs, strict=True)
+        ]
 
     def close(self) -> None:
         """Stop vLLM and free its memory."""
@@ -124,9 +158,10 @@ class VLLMEngine(Engine):
         self._refuse_broken()
         self._check(prompts, params)
         inputs = [self._input(prompt, position) for position, prompt in enumerate(prompts)]
-        self._enqueue(inputs, [self._params(prompt, params) for prompt in prompts])
+        ids = self._enqueue(inputs, [self._params(prompt, params) for prompt in prompts])
         try:
-            outputs = self.llm.wait_for_completion(use_tqdm=False)
+            with self._telling(ids, params):
+                outputs = self.llm.wait_for_completion(use_tqdm=False)
         except Exception as error:  # it is unknown which prompt failed: all of the step is lost
             self._broken = error
             return [_failed(position, error) for position in range(len(prompts))]
@@ -205,7 +240,34 @@ class VLLMEngine(Engine):
             detokenize=bool(params.stop),  # otherwise all tokens become text at once, which is faster
         )
 
-    def _enqueue(self, inputs: list[dict[str, Any]], params: list[Any]) -> None:
+    @contextmanager
+    def _telling(self, ids: Sequence[str], params: SamplingParams) -> Iterator[None]:
+        """Tell the completions of a prompt as soon as vLLM has them all, while it works on the others."""
+        told, engine = listener(), self.llm.llm_engine
+        if told is None:
+            yield
+            return
+        # Its own name of a request is ours with something behind it.
+        positions = {request.partition("-")[0]: position for position, request in enumerate(ids)}
+        step = engine.step
+
+        def stepped() -> Any:
+            outputs = step()
+            for output in outputs:
+                position = positions.get(str(output.request_id))
+                if position is not None and output.finished:
+                    rows = completions(output, params, position, self.tokenizer, self.weights_version)
+                    if not isinstance(rows, Exception):
+                        told(position, 0, rows)
+            return outputs
+
+        engine.step = stepped
+        try:
+            yield
+        finally:
+            del engine.step
+
+    def _enqueue(self, inputs: list[dict[str, Any]], params: list[Any]) -> list[str]:
         """Queue all prompts or none: only here vLLM finds out how long a prompt with images is."""
         added: list[str] = []
         for position, (prompt, how) in enumerate(zip(inputs, params, strict=True)):
@@ -218,6 +280,7 @@ class VLLMEngine(Engine):
                     f"vLLM refuses prompt {position}: {error}",
                     where=f"prompts[{position}]" + (f".{next(iter(media))}s" if media else ""),
                 ) from error
+        return added
 
     def _refuse_second(self) -> None:
         other = None if VLLMEngine._open is None else VLLMEngine._open()

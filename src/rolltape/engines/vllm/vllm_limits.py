@@ -31,6 +31,20 @@ def with_whole_prompts(options: dict[str, Any]) -> dict[str, Any]:
     return {"enable_chunked_prefill": False, **options}
 
 
+def may_force_tokens() -> bool:
+    """Whether this vLLM has forced decoding: not before 0.32, and not in the code that runs on CPU."""
+    vllm = library("vllm", extra="vllm", for_what="VLLMEngine")
+    platforms = library("vllm.platforms", extra="vllm", for_what="VLLMEngine")
+    known = hasattr(vllm.SamplingParams(), "trace_decode_token_ids")
+    return known and not platforms.current_platform.is_cpu()
+
+
+def uncompiled(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of an engine that is used once: on CPU, compiling it takes longer than scoring."""
+    platforms = library("vllm.platforms", extra="vllm", for_what="VLLMEngine")
+    return {"enforce_eager": True, **options} if platforms.current_platform.is_cpu() else options
+
+
 def refuse_cut_prompts(params: SamplingParams, device: str, chunked: bool, hint: str) -> None:
     """vLLM crashes: for a split prompt it rewinds the random generator, which is not possible on CPU."""
     if params.seed is None or params.is_greedy or not chunked or device != "cpu":

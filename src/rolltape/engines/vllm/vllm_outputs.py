@@ -76,3 +76,22 @@ def given_tokens(output: Any, ids: list[int]) -> Logprobs:
     read, last = output.prompt_logprobs, output.outputs[0].logprobs
     asked = last.token_ids.index(ids[-1])
     return np.asarray([*read.logprobs[: len(ids) - 2], last.logprobs[asked]], np.float32)
+
+
+def forcing(ids: list[int]) -> dict[str, Any]:
+    """The sampling parameters by which vLLM decodes these tokens, whatever it would have sampled."""
+    return {
+        "max_tokens": len(ids), "temperature": 1.0, "logprobs": 0, "flat_logprobs": True,
+        "detokenize": False, "ignore_eos": True, "trace_decode_token_ids": ids,
+    }  # fmt: skip
+
+
+def forced_tokens(output: Any, ids: list[int]) -> Logprobs:
+    """The log-probs of tokens that were forced; an error if others came out."""
+    row = output.outputs[0]
+    if list(row.token_ids) != ids:
+        raise EngineError(
+            f"vLLM was to decode {len(ids)} given tokens, and returned {len(row.token_ids)} others",
+            hint="score without enable_trace_replay",
+        )
+    return flat(row.logprobs, 0)[0]

@@ -184,6 +184,7 @@ def _open_tape(options: dict[str, Any], parts: dict[str, Any]) -> Tape:
         log.warning("%s the tape has no fingerprint; not compared: %s", TITLE, ", ".join(parts))
         parts = {}
     try:
+        settings.refuse_prompts("a ROLL pipeline")
         return Tape(settings=replace(settings, fingerprint=parts))
     except TapeNotFoundError as error:
         raise missing_tape(error, str(error.where)) from None

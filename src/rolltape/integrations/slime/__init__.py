@@ -2,9 +2,13 @@
 
     --rollout-function-path rolltape.integrations.slime.generate_rollout
 
+With ``--custom-generate-function-path rolltape.integrations.slime.generate`` besides, a run that is killed in
+the middle of a rollout goes on with the samples that had finished.
+
 For miles, a fork of slime, use ``rolltape.integrations.miles.RolloutFn``. See docs/slime.md.
 """
 
+from rolltape.integrations.slime.generate_function import generate
 from rolltape.integrations.slime.rollout_function import generate_rollout
 
-__all__ = ["generate_rollout"]
+__all__ = ["generate", "generate_rollout"]

@@ -14,9 +14,10 @@ from typing import Any
 from rolltape.batch import register_adapter
 from rolltape.errors import ConfigError
 from rolltape.integrations.position import Positions
+from rolltape.integrations.slime.prompt_rollouts import PromptRollouts, relaxed
 from rolltape.policy import Mode
 from rolltape.releases import check_needs, unsupported
-from rolltape.settings import resolve
+from rolltape.settings import By, resolve
 from rolltape.tape import Tape
 
 
@@ -100,11 +101,14 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     """Run the configured rollout function and record it, or replay what it returned."""
     package = "miles" if "miles" in sys.modules and "slime.utils.types" not in sys.modules else "slime"
 
-    def live() -> Any:
+    def generate(args: Any, source: Any) -> Any:
         function = load(path_of(args, evaluation, f"{package}.rollout.sglang_rollout.generate_rollout"))
-        return function(args, rollout_id, data_source, evaluation=evaluation)
+        return function(args, rollout_id, source, evaluation=evaluation)
 
-    return Rollouts.of(args, package).run(args, rollout_id, evaluation, live)
+    rollouts = Rollouts.of(args, package)
+    if rollouts.by_prompt is not None and not evaluation:
+        return rollouts.by_prompt.run(rollouts.entering(rollout_id), args, data_source, generate)
+    return rollouts.run(args, rollout_id, evaluation, lambda: generate(args, data_source))
 
 
 class Rollouts:
@@ -112,21 +116,29 @@ class Rollouts:
 
     _open: Rollouts | None = None
 
-    def __init__(self, tape: Tape, sample: type) -> None:
+    def __init__(self, tape: Tape, sample: type, package: str) -> None:
         self.tape = tape
         self.sample = sample
         self._positions = Positions(tape)
-        self._stage = tape.stage("rollout", inputs=False)(self._taken_apart)
+        self.by_prompt: PromptRollouts | None = None
+        """What answers rollouts by their prompts; evaluations then run as without a tape."""
+        if tape.settings.by is By.PROMPT and not tape.is_off:
+            outputs = importlib.import_module(f"{package}.rollout.base_types")
+            self.by_prompt = PromptRollouts(tape, sample, outputs.RolloutFnTrainOutput)
+        else:
+            self._stage = tape.stage("rollout", inputs=False)(self._taken_apart)
 
     @classmethod
     def of(cls, args: Any, package: str) -> Rollouts:
         """Those of the tape that ``ROLLTAPE_*`` variables name; opened once, at the first call."""
         settings = resolve({}, os.environ, {"fingerprint": fingerprint(args)})
+        if settings.by is By.PROMPT:
+            settings = relaxed(settings)
         if cls._open is None or cls._open.tape.settings != settings:
             if cls._open is not None:
                 cls._open.tape.close()
             sample = object if settings.mode is Mode.OFF else _known_classes(package)
-            cls._open = cls(Tape(settings=settings), sample)
+            cls._open = cls(Tape(settings=settings), sample, package)
             if cls._open.tape.is_off:
                 log.warning(
                     "rolltape: no tape is set, so rollouts run live; set ROLLTAPE_DIR and ROLLTAPE_MODE"
@@ -137,7 +149,13 @@ class Rollouts:
 
     def run(self, args: Any, rollout_id: int, evaluation: bool, live: Callable[[], Any]) -> Any:
         """One rollout or evaluation: live and recorded, or replayed."""
-        if self.tape.is_off:
+        if self.by_prompt is not None and not evaluation:
+            raise ConfigError(
+                'by="prompt" needs a rollout function that is given its data source, as slime\'s is',
+                where=self.tape.dir,
+                hint="with miles set MILES_USE_LEGACY_ROLLOUT_V1=1 and use slime's function, or leave by out",
+            )
+        if self.tape.is_off or self.by_prompt is not None:
             return live()
         split = "val" if evaluation else "train"
         plan = self.tape.plan(rollout_id, split=split)
@@ -155,6 +173,10 @@ class Rollouts:
             self.tape.flush()
             return ran[0]
         return put_together(parts, self.sample)
+
+    def entering(self, rollout_id: int) -> Callable[..., Any]:
+        """Calls a function inside the step of a rollout."""
+        return self._positions.at(rollout_id, "train").run
 
     def _taken_apart(self, live: Callable[[], Any], ran: list[Any]) -> dict[str, Any]:
         ran.append(live())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +15,15 @@ from rolltape.errors import ConfigError
 from rolltape.integrations.position import Positions
 from rolltape.policy import Mode
 from rolltape.releases import has, is_too_old, unsupported
-from rolltape.settings import resolve
+from rolltape.settings import By, MatchLevel, resolve
 from rolltape.tape import Tape
 from rolltape.trusting import Meter
 
 log = logging.getLogger("rolltape")
 
 Live = Callable[[], Any]
+Part = Callable[[Sequence[Any], Sequence[int]], Any]
+"""Generates for some of the prompts, given them and their places."""
 
 NEEDS = (
     "_generate_single_turn(prompt_ids, ...)", "_calculate_rewards(...)", "callback_handler.callbacks",
@@ -57,8 +62,10 @@ class Stages:
     def _around_single_turn(self, live: Callable[..., Any]) -> Callable[..., Any]:
         decode = self._trainer.processing_class.batch_decode
 
-        def rollout(prompt_ids: Sequence[Any], sampling: dict[str, Any], live: Live) -> dict[str, Any]:
-            completion_ids, logprobs = self._generated(live())
+        def rollout(
+            prompt_ids: Sequence[Any], images: Any, sampling: dict[str, Any], rows: Sequence[int], live: Part
+        ) -> dict[str, Any]:
+            completion_ids, logprobs = self._generated(live(prompt_ids, rows))
             return {
                 "prompt_ids": prompt_ids,
                 "completion_ids": completion_ids,
@@ -67,15 +74,40 @@ class Stages:
                 "completion_text": decode(completion_ids, skip_special_tokens=True),
             }
 
-        stage = self._tape.stage("rollout", inputs=["prompt_ids", "sampling"])(rollout)
+        inputs = ["prompt_ids", "sampling"]
+        stage = self._asked(rollout, inputs, "prompt_ids")
+        # Of prompts with images it takes both to know them.
+        with_images = self._asked(rollout, inputs, ["prompt_ids", "images"])
 
         def generate(prompt_ids: Sequence[Any], *args: Any, **named: Any) -> Any:
-            run = self._position().run
-            found = run(stage, prompt_ids, self._sampling(), lambda: live(prompt_ids, *args, **named))
+            images = named.get("images", args[0] if args else None)
+            part = _Part(self._trainer, live, len(prompt_ids), args, named)
+            chosen = stage if images is None else with_images
+            found = self._position().run(
+                chosen, prompt_ids, images, self._sampling(), list(range(len(prompt_ids))), part
+            )
             tokens = found["completion_ids"]
             return (tokens, found["logprobs"]) if self._gives_pair else tokens
 
         return generate
+
+    def _asked(self, rollout: Callable[..., Any], inputs: list[str], prompts: Any) -> Callable[..., Any]:
+        """The stage, asked by its step or by its prompts as the tape's options say."""
+        own = self._tape.settings
+        if own.by is By.STEP:
+            return self._tape.stage("rollout", inputs=inputs)(rollout)
+        return self._tape.stage(
+            "rollout", inputs=inputs, by="prompt", prompts=prompts, n=1, sampling="sampling", along="rows",
+            version=own.version, draw=own.draw, gather=self._gather(),
+        )(rollout)  # fmt: skip
+
+    def _gather(self) -> Callable[[Any], Sequence[Any]] | None:
+        """How processes tell each other what they ask for; with tools they ask in no fixed order."""
+        trainer = self._trainer
+        if trainer.accelerator.num_processes == 1 or getattr(trainer, "tools", None):
+            return None
+        gather = importlib.import_module("accelerate.utils").gather_object
+        return lambda said: list(gather([said]))
 
     def _generated(self, found: Any) -> tuple[Any, Any]:
         """The tokens and log-probs of what TRL generated."""
@@ -86,14 +118,16 @@ class Stages:
         return found
 
     def _around_rollout_func(self, live: Callable[..., Any]) -> Callable[..., Any]:
-        def rollout(prompts: Sequence[Any], sampling: dict[str, Any], live: Live) -> Any:
-            return live()
+        def rollout(prompts: Sequence[Any], sampling: dict[str, Any], rows: Sequence[int], live: Part) -> Any:
+            return live(prompts, rows)
 
-        stage = self._tape.stage("rollout", inputs=["prompts", "sampling"])(rollout)
+        stage = self._asked(rollout, ["prompts", "sampling"], "prompts")
 
         def generate(prompts: Sequence[Any], trainer: Any) -> Any:
             # A function may change its arguments, so the inputs are copied before it runs.
-            return self._position().run(stage, prompts, self._sampling(), lambda: live(prompts, trainer))
+            rows = list(range(len(prompts)))
+            run = self._position().run
+            return run(stage, prompts, self._sampling(), rows, lambda part, rows: live(part, trainer))
 
         return generate
 
@@ -140,6 +174,77 @@ class Stages:
         found["num_generations"] = getattr(trainer, number, None)
         found["generation_kwargs"] = trainer.args.generation_kwargs
         return found
+
+
+class _Part:
+    """Generates for some of the prompts of one call of TRL's, with what belongs to them."""
+
+    def __init__(
+        self, trainer: Any, live: Callable[..., Any], count: int, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        self._trainer, self._live, self._count = trainer, live, count
+        self._args, self._named = args, named
+
+    def __call__(self, prompt_ids: Sequence[Any], rows: Sequence[int]) -> Any:
+        """What TRL generates for these; all of them is a call as TRL makes it."""
+        if list(rows) == list(range(self._count)):
+            return self._live(prompt_ids, *self._args, **self._named)
+        args = [self._of(value, rows) for value in self._args]
+        named = {name: self._of(value, rows) for name, value in self._named.items()}
+        with _one_each(self._trainer, prompt_ids, args, named):
+            return self._live(prompt_ids, *args, **named)
+
+    def _of(self, value: Any, rows: Sequence[int]) -> Any:
+        """What belongs to some of the prompts."""
+        if isinstance(value, Mapping):
+            return {name: self._of(one, rows) for name, one in value.items()}
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, (list, tuple)) and len(value) == self._count:
+            return [value[row] for row in rows]
+        if getattr(value, "shape", None) and value.shape[0] == self._count:
+            return value[list(rows)]
+        raise ConfigError(
+            'with by="prompt" only some of these prompts have to be generated, but their images are '
+            "in one piece that cannot be told apart",
+            causes=["TRL generates with transformers from prompts with images"],
+            hint="generate with vLLM, or leave by out",
+        )
+
+
+_GROUPS = ("num_generations", "num_generations_eval")
+
+
+@contextmanager
+def _one_each(
+    trainer: Any, prompt_ids: Sequence[Any], args: list[Any], named: dict[str, Any]
+) -> Iterator[None]:
+    """TRL asks vLLM's server for the first prompt of each group only; where groups are not whole, for each.
+
+    How large they are, an argument says, or the trainer.
+    """
+    names = list(inspect.signature(getattr(type(trainer), GENERATES)).parameters)[2:]
+    at = names.index(_GROUPS[0]) if _GROUPS[0] in names[: len(args)] else None
+    asked = named.get(_GROUPS[0]) if at is None else args[at]
+    size = max(int(asked or getattr(trainer, _GROUPS[not trainer.model.training], None) or 1), 1)
+    starts = range(0, len(prompt_ids), size)
+    if len(prompt_ids) % size == 0 and all(
+        prompt_ids[row] == prompt_ids[start] for start in starts for row in range(start, start + size)
+    ):
+        yield
+        return
+    if at is not None:
+        args[at] = 1
+    elif _GROUPS[0] in named:
+        named[_GROUPS[0]] = 1
+    kept = {name: getattr(trainer, name) for name in _GROUPS if hasattr(trainer, name)}
+    try:
+        for name in kept:
+            setattr(trainer, name, 1)
+        yield
+    finally:
+        for name, before in kept.items():
+            setattr(trainer, name, before)
 
 
 def tape_callback(tape: Tape) -> Any:
@@ -202,6 +307,8 @@ def instrument(trainer: Any, tape: Tape | None = None, *, logprobs: bool = False
     if not found.is_off:
         if logprobs and not has(trainer, f"{SCORES}(...)"):
             raise unsupported("trl", f"has no {type(trainer).__name__}.{SCORES}")
+        if found.settings.by is By.PROMPT:
+            _check_alone(trainer, found)
         Stages(trainer, found).put_in(logprobs)
         name = type(trainer).__name__
         log.info("rolltape: TRL's %s uses tape %s, mode %s", name, found.dir, found.settings.mode)
@@ -224,12 +331,36 @@ def check(trainer: Any) -> None:
         raise unsupported("trl", f"does not return from {GENERATES} what later releases do")
 
 
+def _check_alone(trainer: Any, tape: Tape) -> None:
+    """Refuse processes that can only generate together: by prompts each lacks other samples, or none."""
+    if trainer.accelerator.num_processes == 1:
+        return
+    kind = str(getattr(trainer.accelerator, "distributed_type", "")).rpartition(".")[2]
+    args = trainer.args
+    shared = getattr(args, "vllm_mode", "server") == "server" or (
+        getattr(args, "vllm_tensor_parallel_size", 1) > 1
+    )
+    why = f"the model is spread over processes ({kind})" if kind in ("FSDP", "DEEPSPEED") else None
+    if getattr(args, "use_vllm", False) and shared:
+        why = "they share a vLLM engine"
+    if why is not None:
+        raise ConfigError(
+            f'with by="prompt" each process generates what it lacks, but these only do so together: {why}',
+            where=tape.dir,
+            hint="leave by out, or use one process, or vllm_mode=colocate without tensor parallelism",
+        )
+
+
 def _opened(trainer: Any) -> Tape:
     """The tape that the environment names, with the fingerprint of this run."""
     rank, world_size = _processes(trainer)
     config = getattr(trainer.model, "config", None)
     said = {"model": str(getattr(config, "_name_or_path", "")), "seed": trainer.args.seed}
-    return Tape(settings=resolve({"rank": rank, "world_size": world_size}, os.environ, {"fingerprint": said}))
+    given = {"rank": rank, "world_size": world_size}
+    found = resolve(given, os.environ, {"fingerprint": said})
+    if found.by is By.PROMPT:  # data in another order is what it is for
+        found = replace(found, match={"seed": MatchLevel.WARN, **found.match})
+    return Tape(settings=found)
 
 
 def _shard(tape: Tape, trainer: Any) -> Tape:

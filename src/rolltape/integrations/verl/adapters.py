@@ -9,6 +9,7 @@ from typing import Any
 
 from rolltape.batch import register_adapter
 from rolltape.errors import MissingDependencyError
+from rolltape.integrations.verl.prompts import contents, trajectory_prompts
 
 _KV_FIELDS = ("keys", "tags", "partition_id", "fields", "extra_info")
 
@@ -40,11 +41,16 @@ def _kv_batch_meta(parts: dict[str, Any]) -> Any:
 
 
 register_adapter(
-    "verl.protocol.DataProto", name="verl.dataproto", to_parts=_data_proto_parts, from_parts=_data_proto
+    "verl.protocol.DataProto",
+    name="verl.dataproto",
+    to_parts=_data_proto_parts,
+    from_parts=_data_proto,
+    prompts=lambda value: contents(len(value), value.batch, value.non_tensor_batch),
 )
 register_adapter(
     "transfer_queue.metadata.KVBatchMeta",
     name="verl.kvbatchmeta",
     to_parts=lambda meta: {name: getattr(meta, name) for name in _KV_FIELDS},
     from_parts=_kv_batch_meta,
+    sample_prompts=trajectory_prompts,
 )

@@ -19,7 +19,7 @@ from rolltape.errors import ConfigError
 from rolltape.integrations.verl.config import ROLES, TAPE_PREFIX, Run, fingerprint, pick, plain, unseeded
 from rolltape.integrations.verl.skip_config import names_a_tape, read_options
 from rolltape.policy import Mode
-from rolltape.settings import Settings, resolve
+from rolltape.settings import By, Settings, resolve
 from rolltape.storage import is_relative, joined, placed
 
 SWITCH = "ROLLTAPE_VERL"
@@ -134,10 +134,27 @@ def _plan(
     match = {part: str(level) for part, level in before.match.items()}
     if wishes.groups is Groups.CYCLE and "data" in arguments["fingerprint"]:
         match.setdefault("data", "warn")  # it includes sizes, and another size was asked for
+    if before.by is By.PROMPT:
+        match = _by_prompt(match)
     if wishes.rewards is Rewards.RECOMPUTE and "reward" in arguments["fingerprint"]:
         match["reward"] = "ignore"
     arguments["match"] = match
     return Plan(role, resolve(arguments, environ, file), wishes, origin, relative)
+
+
+def _by_prompt(match: dict[str, str]) -> dict[str, str]:
+    """What is compared where samples are asked for by their prompts: all but what may then be different.
+
+    How samples are drawn is no argument of verl's generation, so the fingerprint alone tells it.
+    """
+    loose = [part for part in ("sampling", "model") if match.get(part, "error") != "error"]
+    if loose:
+        raise ConfigError(
+            f'with by="prompt" the part {loose[0]} must match: samples are looked up by their prompts alone',
+            where="match",
+            hint=f"leave {loose[0]} out of match, and use another tape for another {loose[0]}",
+        )
+    return {"data": "ignore", "seed": "ignore", "sampling.n": "ignore", **match}
 
 
 def _from_skip(config: Any, role: str) -> dict[str, Any]:

@@ -133,6 +133,7 @@ class RolloutSkip:
             folder = os.environ.get("ROLLTAPE_DIR") or self.dump_dir
             arguments = {"dir": folder, "fingerprint": fingerprint(self._config)}
             settings = resolve(arguments, os.environ, file)
+            settings.refuse_prompts("RolloutSkip")
             val = self.options.val or os.environ.get(VAL, "").lower() in ("1", "true", "yes", "on")
             self._session = Session.open(settings, "rollout.skip", Wishes(val=val))
         return self._session

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 from rolltape import determinism
@@ -13,7 +14,7 @@ from rolltape.integrations.verl import adapters  # noqa: F401  (registers verl's
 from rolltape.integrations.verl.dumps import notice_dumps, notice_old_dump
 from rolltape.integrations.verl.options import GROUPS, Plan, Wishes
 from rolltape.policy import Decision, Mode
-from rolltape.settings import Settings
+from rolltape.settings import By, Settings
 from rolltape.tape import Tape
 
 log = logging.getLogger("rolltape")
@@ -68,6 +69,19 @@ class Session:
         session = cls(settings, wishes)
         log.info("rolltape: verl uses tape %s, mode %s (by %s)", session.tape.dir, settings.mode, origin)
         return session
+
+    @property
+    def by_prompt(self) -> bool:
+        """Whether samples are asked for by the content of their prompts."""
+        return self.tape.settings.by is By.PROMPT
+
+    def by_prompts(self, rollout: Callable[..., Any]) -> Callable[..., Any]:
+        """The stage ``rollout``, of a function of prompts, their places and more, asked by prompts."""
+        own = self.tape.settings
+        return self.tape.stage(
+            "rollout", inputs=["prompts"], by="prompt", prompts="prompts", n=1, along="rows", sampling=[],
+            version=own.version, draw=own.draw,
+        )(rollout)  # fmt: skip
 
     def enter(self, step: int, split: str = "train") -> Position:
         """The position of the next call at this step. Calls are counted until the step changes."""

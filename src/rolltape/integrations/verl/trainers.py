@@ -31,6 +31,7 @@ def wrap_trainers() -> None:
     _wrap(_V1, "PPOTrainer", "_submit_batch_to_rollout", _submit)
     _wrap(_V1, "PPOTrainer", "_reissue_inflight_prompts", _reissue)
     _wrap(_V1, "PPOTrainer", "_validate", _validate)
+    _wrap(_V1, "PPOTrainer", "_compute_old_log_prob", _queued_logprobs)
     _wrap(_BUFFER, "ReplayBufferAsync", "get_sampleable_count", _sampleable)
 
 
@@ -60,6 +61,14 @@ def _old_logprobs(live: Method, trainer: Any, batch: Any) -> Any:
     found = live(trainer, batch)
     if (generation := lookup("generation", "rollout")) is not None:
         generation.keep_logprobs(batch, found[0] if isinstance(found, tuple) else found)
+    return found
+
+
+def _queued_logprobs(live: Method, trainer: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """The same where batches are in TransferQueue."""
+    found = live(trainer, batch, *args, **kwargs)
+    if (queue := lookup("queue", "rollout_tq")) is not None:
+        queue.logprobs.keep_queued(trainer, batch)
     return found
 
 

@@ -40,6 +40,11 @@
     if (href) go(href.replace("{}", Math.floor(Number(first) + ((x - edge.left) / edge.width) * steps)));
   }
 
+  // Keys can scroll what is wider than its place.
+  function reachable(root) {
+    for (const box of root.querySelectorAll(".scroll")) if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+  }
+
   // A part of a page that takes the server a while.
   async function fetchPart(box) {
     for (;;) {
@@ -49,11 +54,12 @@
       if (answer.part !== undefined) {
         // A parsed document runs nothing, and the policy of the page allows no script of its own.
         box.replaceChildren(...new DOMParser().parseFromString(answer.part, "text/html").body.childNodes);
+        reachable(box);
         if (answer.value !== undefined) box.dataset.v = answer.value;
         box.dataset.done = "1";
         return;
       }
-      if (answer.steps) box.querySelector(".wait").textContent = `comparing … step ${answer.done} of ${answer.steps}`;
+      if (answer.steps) box.querySelector(".wait").textContent = `${box.dataset.doing || "comparing"} … step ${answer.done} of ${answer.steps}`;
       await new Promise((done) => setTimeout(done, 250));
     }
   }
@@ -62,7 +68,7 @@
   function ready() {
     main.querySelectorAll("[data-part]").forEach(fetchPart);
     samples.ready(fetchPart);
-    for (const box of main.querySelectorAll(".scroll")) if (box.scrollWidth > box.clientWidth) box.tabIndex = 0; // keys can scroll it
+    reachable(main);
     charts.ready();
     tables.ready();
     tokens.ready();

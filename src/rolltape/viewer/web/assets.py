@@ -14,7 +14,7 @@ SCRIPTS = (
     "viewer.js",
 )  # fmt: skip
 """Ours, in the order in which they need each other."""
-STYLE = "viewer.css"
+STYLES = ("viewer.css", "trust.css")
 NO_PLOTS = (
     "Plots are left out: uPlot, which draws them, is not in this installation. "
     "Next: python tools/plots.py in a clone of Rolltape, or pip install --force-reinstall 'rolltape[view]'. "
@@ -27,7 +27,7 @@ def load() -> dict[str, str]:
     folder = resources.files("rolltape.viewer").joinpath("static")
     library = {name: folder.joinpath("uplot").joinpath(name) for name in (PLOT_STYLE, PLOT_SCRIPT)}
     found = library if all(file.is_file() for file in library.values()) else {}
-    found |= {name: folder.joinpath(name) for name in (STYLE, *SCRIPTS)}
+    found |= {name: folder.joinpath(name) for name in (*STYLES, *SCRIPTS)}
     return {name: file.read_text("utf-8") for name, file in found.items()}
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rolltape.viewer.comparisons import Asked
     from rolltape.viewer.side_by_side import SamplePair
     from rolltape.viewer.token_view import Scale, TokenRow
+    from rolltape.viewer.trusts import Trusted
     from rolltape.viewer.web.sample_pages import SamplePages
 
 MOST_GROUPS = 1000
@@ -153,8 +154,12 @@ class Pages:
         names = [(at, self.library.name(at)) for at in chosen]
         return self._page(f"{len(chosen)} runs, compared", "matrix.html", names=names)
 
-    def overview(self, tape: int, split: str | None, summaries: list[Summary] | None = None) -> Page:
-        """A run over its steps. ``summaries`` where they are to be in the page; else it asks for them."""
+    def overview(
+        self, tape: int, split: str | None, summaries: list[Summary] | None = None,
+        trust: Markup | None = None,
+    ) -> Page:  # fmt: skip
+        """A run over its steps. ``summaries`` and ``trust``, the strip of verdicts, where they are to be in
+        the page; else it asks for them."""
         library, run = self.library, self.library.runs[tape]
         splits = run.splits
         split = split if split in splits else next(iter(splits), "train")
@@ -173,7 +178,7 @@ class Pages:
             name=library.name(tape), split=split, splits=splits, stage=stage, steps=steps, first=first,
             last=last, strips=strips, href=href, most=MOST_LINKS,
             charts=[chart.as_json() for chart in logged], axes=axes,
-            others=library.others(tape), inline=self.prefix != "",
+            others=library.others(tape), trust=trust, inline=self.prefix != "",
             summaries=drawn, damaged=[f"{error.where}: {error.what}" for error in damaged],
         )  # fmt: skip
 
@@ -347,6 +352,36 @@ class Pages:
             apart=[] if pair is None else _apart(pair), inline=self.prefix != "",
             names=(self.library.name(left), self.library.name(right)), last=len(views[0].main) - 1,
         )  # fmt: skip
+
+    def trust(self, tape: int, split: str, trusted: Trusted | None = None) -> Page:
+        """How far a run may be trusted. ``trusted`` where that is to be in the page; else it asks for it."""
+        return self._page(
+            f"trust in {self.library.name(tape)}", "trust.html", tape=tape, name=self.library.name(tape),
+            split=split, part=None if trusted is None else self.trust_part(tape, split, trusted),
+        )  # fmt: skip
+
+    def trust_part(self, tape: int, split: str, trusted: Trusted) -> Markup:
+        """All that is measured, as a part of a page."""
+        from rolltape.viewer.web.trust_plots import TrustView
+
+        if trusted.found is None:
+            return self._part("trust_part.html", view=None, problem=trusted.problem)
+        view = TrustView.of(self.library, tape, split, trusted, self._href(tape, split))
+        return self._part("trust_part.html", view=view, problem="", tape=tape, split=split)
+
+    def trust_strip(self, tape: int, split: str, trusted: Trusted) -> Markup:
+        """The verdicts over the steps, as a part of a page; empty where no log-probs are on the tape."""
+        from rolltape.viewer.web.trust_plots import TrustStrip
+
+        if trusted.found is None:
+            return Markup("")
+        strip = TrustStrip.of(trusted.found, self._href(tape, split))
+        return self._part("trust_strip.html", strip=strip, page=self.url("trust", tape, split))
+
+    def _href(self, tape: int, split: str) -> str:
+        """Where step ``{}`` is shown; empty for nowhere."""
+        stage = self.library.main_stage(tape, split)
+        return "" if stage is None else self.url("t", tape, split, stage) + "/{}"
 
     def error(self, title: str, text: str) -> Page:
         """Something that is not there."""

@@ -11,9 +11,9 @@ from rolltape.index.index_rows import RecordedSamples
 from rolltape.index.prompt_history import TRENDS, PromptRecord, passing, prompt_records, prompt_visits
 from rolltape.index.prompt_key import prompt_digest, uid_digest
 from rolltape.key import check_name
-from rolltape.notes import Marked, Note, Notes, all_tags
 from rolltape.reader.visible import visible
 from rolltape.reader.wording import brief
+from rolltape.sample_notes import Marked, Note, Notes, all_tags
 from rolltape.viewer import prompt_groups as groups
 from rolltape.viewer.comparisons import Asked
 from rolltape.viewer.finding_samples import FindingSamples, finding_names
@@ -90,7 +90,8 @@ class SamplePages:
         split, stage = self._which(tape, query)
         asked, notes = _question(query), self.marks(tape, split, stage)
         among: dict[tuple[int, int], str] | None = None
-        waiting, findings = "", list[tuple[str, str]]()
+        waiting = ""
+        findings: list[tuple[str, str]] = []
         if query.get("tag"):
             chosen = [place for place, note in notes.items() if query["tag"] in (*note.tags, "*")]
             among = {
@@ -371,7 +372,8 @@ class SamplePages:
         view = StepView(self._library, tape, split, stage, step, alone=True)
         if not 0 <= sample < len(view.main):
             raise IndexError(sample)
-        text, tags = (said.get("note", ""), said.get("tags", [])) if isinstance(said, dict) else (None, [])
+        asked: dict[str, Any] = said if isinstance(said, dict) else {"note": None}
+        text, tags = asked.get("note", ""), asked.get("tags", [])
         note = self.notes_on(tape, split, stage).write(_marked(view, sample), text, tags)
         return {"note": note.text, "tags": list(note.tags), "when": note.when, "by": visible(note.by)}
 

@@ -32,6 +32,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from rolltape.viewer.comparisons import Asked, Comparisons
     from rolltape.viewer.series import Axes, Series
+    from rolltape.viewer.trusts import Trusts
 
 log = logging.getLogger("rolltape")
 
@@ -65,6 +66,7 @@ class Viewer:
         self._series: dict[tuple[int, str, str], Series] = {}
         self._axes: dict[tuple[int, str, str], Axes] = {}
         self._comparisons: Comparisons | None = None
+        self._trusts: Trusts | None = None
         self._warm = False
         self._files = assets.load()
         self.notice = assets.notice(self._files)
@@ -86,6 +88,15 @@ class Viewer:
             Route(f"/c/{both}/{named}/{{sample:number}}", compare_sample),
             Route("/o", self._page(lambda at, q: self._pages.overlay(self._chosen(q), q.get("split")))),
             Route("/matrix", self._page(lambda at, q: self._pages.matrix(self._chosen(q)))),
+            Route(f"/trust/{where}/{{split}}", self._page(lambda at, q: self._pages.trust(**at))),
+            Route(
+                f"/trusted/{where}/{{split}}",
+                self._data(lambda at: self._trusted(at, self._pages.trust_part)),
+            ),
+            Route(
+                f"/trusted/{where}/{{split}}/strip",
+                self._data(lambda at: self._trusted(at, self._pages.trust_strip)),
+            ),
             Route(f"/size/{where}", self._data(self._size)),
             Route(f"/report/{both}", self._data(lambda at: self._compared(at, self._pages.report))),
             Route(f"/verdict/{both}", self._data(lambda at: self._compared(at, self._pages.verdict))),
@@ -240,6 +251,17 @@ class Viewer:
             return {"done": asked.done, "steps": asked.total}
         with self._lock:
             return {"part": made(**at, asked=asked)}
+
+    def _trusted(self, at: dict[str, Any], made: Callable[..., Any]) -> dict[str, Any]:
+        """How far a run may be trusted, as a part of a page; how far measuring it is while it goes on."""
+        from rolltape.viewer.trusts import Trusts
+
+        with self._lock:
+            self._trusts = self._trusts or Trusts(self._library)
+            asked = self._trusts.ask(**at)
+            if not asked.finished:
+                return {"done": asked.done, "steps": asked.total}
+            return {"part": made(**at, trusted=asked)}
 
     def _index(self, all_runs: Callable[[Request], Response]) -> Callable[[Request], Response]:
         """The first page: all runs, or the one that there is."""

@@ -13,6 +13,7 @@ from rolltape.viewer.library import Library
 from rolltape.viewer.prompt_groups import find_groups
 from rolltape.viewer.series import Series
 from rolltape.viewer.step_view import StepView
+from rolltape.viewer.trusts import Trusts
 from rolltape.viewer.web import assets
 from rolltape.viewer.web.pages import Page, Pages
 
@@ -64,7 +65,11 @@ def _pages(
     for at, split, stage, some in chosen:
         summaries, _ = Series(library, at, split, stage).advance(some, float("inf"))
         if split == library.runs[at].splits[0]:
-            yield _path(pages, "t", at), pages.overview(at, split, summaries)
+            trusted = Trusts(library).wait(at, split, StepSelector.parse(list(some)))
+            strip = pages.trust_strip(at, split, trusted)
+            yield _path(pages, "t", at), pages.overview(at, split, summaries, strip)
+            if trusted.found is not None:
+                yield _path(pages, "trust", at, split), pages.trust(at, split, trusted)
         for step in some:
             view = StepView(library, at, split, stage, step)
             yield _path(pages, "t", at, split, stage, step), pages.step(at, split, stage, step)

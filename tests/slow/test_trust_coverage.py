@@ -1,0 +1,77 @@
+"""Intervals of KL, χ² and ESS over 200 seeds, on families that their constants were not chosen with.
+
+A round of `make test` draws some families and seeds by its number; `make soak` takes all of them, every time
+with other seeds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rolltape.trusting.estimates import RATE, Moments, estimates
+from tests.slow.soak import SOAKING, draw, each_round
+from tests.trust_families import FRESH, TUNED, Family, check_moments
+
+SEEDS = 200
+IN_A_ROUND = 3
+
+
+def band(told: int, outside: float) -> tuple[int, int]:
+    """Between which counts those that cover lie, if the rate is as stated, but for that share of cases."""
+    rng = np.random.default_rng(told)
+    drawn = rng.binomial(told, RATE, 200_000)
+    return int(np.quantile(drawn, outside / 2)), int(np.quantile(drawn, 1 - outside / 2))
+
+
+def covered(family: Family, root: int) -> dict[str, tuple[int, int]]:
+    """Per estimate: how many intervals there were, and how many of them covered the truth."""
+    found = {name: [0, 0] for name in family.truth}
+    for seed in range(SEEDS):
+        made = estimates(Moments.of(*family.draw(np.random.default_rng([root, seed]))), seed, tuple(found))
+        for name, truth in family.truth.items():
+            one = made[name]
+            if one.low is not None and one.high is not None:
+                found[name][0] += 1
+                found[name][1] += one.low - 1e-12 <= truth <= one.high + 1e-12
+    return {name: (told, right) for name, (told, right) in found.items()}
+
+
+def outside(found: dict[str, tuple[int, int]], share: float) -> list[tuple[str, int, int]]:
+    """Those that do not lie within the band."""
+    bands = {name: band(told, share) for name, (told, _) in found.items() if told >= 20}
+    return [(name, *found[name]) for name, (low, high) in bands.items() if not low <= found[name][1] <= high]
+
+
+def untold(found: dict[str, tuple[int, int]], needed: tuple[str, ...]) -> list[tuple[str, int]]:
+    """Those that cannot be told in more than one case of ten, though there are samples enough."""
+    return [(name, found[name][0]) for name in needed if found[name][0] < 0.9 * SEEDS]
+
+
+def test_the_families_are_what_they_say():
+    check_moments()
+
+
+@each_round
+def test_intervals_cover_at_their_rate_whatever_the_seeds(soak_round):
+    """Of right intervals, one check in a hundred lies outside its band: one in twenty would be too many."""
+    every = {**FRESH, **TUNED} if SOAKING else FRESH
+    names = sorted(every) if SOAKING else draw("trust", soak_round).sample(sorted(every), IN_A_ROUND)
+    checks, off = 0, []
+    for name in names:
+        family, needed = every[name]
+        found = covered(family, 1000 + soak_round)
+        assert outside(found, 1e-4) == [], name
+        assert untold(found, needed) == [], name
+        checks += sum(told >= 20 for told, _ in found.values())
+        off += [(name, *one) for one in outside(found, 0.01)]
+    assert len(off) <= max(0.05 * checks, 1), off
+
+
+@pytest.mark.parametrize("name", sorted(FRESH) if SOAKING else ["temperature", "uniform"])
+def test_every_interval_lies_in_the_band_of_99_percent_for_seeds_seen_once(name):
+    """The families and the seeds were drawn up before the constants were tried on them."""
+    family, needed = FRESH[name]
+    found = covered(family, 2)
+    assert outside(found, 0.01) == []
+    assert untold(found, needed) == []
