@@ -115,7 +115,7 @@ class Notes:
             self._known = state, self._parsed()
         return dict(self._known[1])
 
-    def write(self, place: Marked, text: str, tags: Iterable[str]) -> Note:
+    def write(self, place: Marked, text: object, tags: object) -> Note:
         """Put a note on a sample; without text and tags the one that is there is taken back."""
         note = Note(checked_text(text), checked_tags(tags), _now(), _user())
         why = self.why_not()

@@ -47,6 +47,7 @@ rolltape.tokens = (({ main, tag, read, short, place, setQuery }) => {
       box.append(chunk);
       seen.observe(chunk);
     }
+    fill(box, box.querySelector(".chunk")); // the text before it may be long, too
   }
   function mark() {
     const box = main.querySelector("[data-token]"), wished = box ? box.querySelectorAll(`.tok[data-i="${Number(box.dataset.token)}"]`) : [];
