@@ -138,7 +138,6 @@ def trained(tape, step):
     return np.concatenate([np.asarray(row, np.float64)[: len(on)][np.asarray(on, bool)] for row, on in rows])
 
 
-@pytest.mark.parametrize("recorded", [False], ids=["V0"], indirect=True)
 def test_reshuffled_data_at_another_batch_size_generates_what_is_missing_only(recorded, tmp_path):
     """Twelve of sixteen prompts are on the tape; the engine generates for the others alone."""
     tape = tmp_path / "tape"
@@ -149,7 +148,8 @@ def test_reshuffled_data_at_another_batch_size_generates_what_is_missing_only(re
     }  # fmt: skip
     changes = ["data.train_batch_size=8", "data.seed=6", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
     changes += ["trainer.test_freq=-1"]
-    run = trainer.run(recorded.work, "v0-by-content", *changes, v1=False, env=env, steps=2)
+    name = f"{'v1' if recorded.v1 else 'v0'}-by-content"
+    run = trainer.run(recorded.work, name, *changes, v1=recorded.v1, env=env, steps=2)
     on_tape = trainer.STEPS * 4
     assert run.generated == (16 - on_tape) * 4
     assert len(set(run.weights)) == 3

@@ -61,12 +61,6 @@ def test_other_prompts_are_refused(training):
         consume(training(Generator(forbidden=True), first_prompt=7), 1)
 
 
-def test_prompts_cannot_be_asked_for(training, monkeypatch):
-    monkeypatch.setenv("ROLLTAPE_BY", "prompt")
-    with pytest.raises(rolltape.ConfigError, match="V1 trainer is asked by its steps"):
-        consume(training(Generator(forbidden=True)), 1)
-
-
 LARGER = {"data__train_batch_size": 5, "data__gen_batch_size": 5}
 
 

@@ -22,7 +22,7 @@ class Generator:
 
     def __init__(self, n=2, forbidden=False, outputs=1, failing=None):
         self.n, self.forbidden, self.outputs, self.failing = n, forbidden, outputs, failing
-        self.prompts = 0
+        self.prompts = self.trajectories = 0
 
     def generate_sequences(self, batch):
         assert not self.forbidden, "generation was called on replay"
@@ -32,7 +32,9 @@ class Generator:
             self.prompts += 1
             failed = self.failing is not None and self.prompts % self.failing == 0
             status[uid] = "failure" if failed else "finished"
-        jobs = [(row, session) for row in range(len(uids)) for session in range(self.n)]
+        counts = list(batch["__rollout_n__"]) if "__rollout_n__" in batch else [self.n] * len(uids)
+        self.trajectories += sum(counts)
+        jobs = [(row, session) for row, count in enumerate(counts) for session in range(count)]
         random.shuffle(jobs)
         for row, session in jobs:
             if status[uids[row]] == "finished":

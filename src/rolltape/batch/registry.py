@@ -10,7 +10,7 @@ import enum
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -31,7 +31,12 @@ class Adapter:
     """The inverse."""
     prompts: Callable[[Any], list[Any]] | None = None
     """The prompts that a value holds, one entry each, for who looks samples up by their content."""
+    sample_prompts: SamplePrompts | None = None
+    """The prompt of each sample of a recording that has such a value in it; None where it cannot be told."""
 
+
+SamplePrompts = Callable[[Callable[[], Any], Mapping[str, Any]], "list[Any] | None"]
+"""Given what reads the recorded value, and the recorded arguments of the call."""
 
 GROUP = "rolltape.adapters"
 """Entry points of modules that register adapters when they are imported. Each has one of two kinds of name:
@@ -55,13 +60,15 @@ def register_adapter(
     to_parts: Callable[[Any], Any] | None = None,
     from_parts: Callable[[Any], Any] | None = None,
     prompts: Callable[[Any], list[Any]] | None = None,
+    sample_prompts: SamplePrompts | None = None,
 ) -> Any:
     """Teach Rolltape a type. Returns ``cls``, so that it also serves as a class decorator.
 
     Dataclasses, named tuples and enums need no functions: registering them makes them known to
     replay in a process where the class has not been seen yet. ``name`` is what the tape calls the type;
     a class that moved is found again by the name it was recorded under. ``prompts`` gives the prompts that a
-    batch of the type holds, one entry each: samples are found by them (docs/by-content.md).
+    batch of the type holds, one entry each: samples are found by them (docs/by-content.md). Where a result
+    holds such a value, ``sample_prompts`` gives the prompt of each of its samples.
 
     >>> class Money:
     ...     def __init__(self, cents): self.cents = cents
@@ -72,7 +79,7 @@ def register_adapter(
         raise StageError("register_adapter needs both to_parts and from_parts, or neither and no prompts")
     full = cls if isinstance(cls, str) else type_name(cls)
     if to_parts is not None and from_parts is not None:
-        adapter = Adapter(name or full, to_parts, from_parts, prompts)
+        adapter = Adapter(name or full, to_parts, from_parts, prompts, sample_prompts)
         _by_name[adapter.name] = adapter
         _by_type[full] = adapter
     elif isinstance(cls, type) and is_plain_class(cls):

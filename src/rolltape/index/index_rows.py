@@ -209,6 +209,8 @@ class RecordedSamples:
         """The prompt of every sample; None where the recording has none."""
         count = len(self.samples)
         names = self._prompt_arguments()
+        if self.declared is None and (told := self._adapted_prompts()) is not None:
+            return told
         if names and self._inputs is not None:
             try:
                 given = zipped([self._inputs[name] for name in names])
@@ -350,6 +352,19 @@ class RecordedSamples:
             if kept is not None and kept.proven:
                 rows = [row[part] for row, part in zip(rows, kept.parts, strict=True)]
             yield rows
+
+    def _adapted_prompts(self) -> list[Any] | None:
+        """The prompts as the type of another library tells them that the result holds."""
+        if self._inputs is None:
+            return None
+        for node in self.recording.file.tree.adapted():
+            try:
+                told = registry.adapter_named(node.adapter or "").sample_prompts
+                if told is not None:
+                    return told(self.recording.value, self._inputs)
+            except (UnknownAdapterError, MissingDependencyError):
+                continue
+        return None
 
     def _column(self, *roles: str) -> str | None:
         stored = self.samples.stored

@@ -9,7 +9,7 @@ from typing import Any
 
 from rolltape.batch import register_adapter
 from rolltape.errors import MissingDependencyError
-from rolltape.integrations.verl.prompts import contents
+from rolltape.integrations.verl.prompts import contents, trajectory_prompts
 
 _KV_FIELDS = ("keys", "tags", "partition_id", "fields", "extra_info")
 
@@ -52,4 +52,5 @@ register_adapter(
     name="verl.kvbatchmeta",
     to_parts=lambda meta: {name: getattr(meta, name) for name in _KV_FIELDS},
     from_parts=_kv_batch_meta,
+    sample_prompts=trajectory_prompts,
 )

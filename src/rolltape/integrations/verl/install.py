@@ -19,6 +19,7 @@ from rolltape.integrations import log_lines
 from rolltape.integrations.verl.generate import Generation
 from rolltape.integrations.verl.options import plans
 from rolltape.integrations.verl.queue import Queue
+from rolltape.integrations.verl.queue_by_prompt import QueueByPrompt
 from rolltape.integrations.verl.session import Session, working_directory
 from rolltape.integrations.verl.trainers import wrap_trainers
 from rolltape.integrations.verl.wrappers import (
@@ -55,7 +56,8 @@ def start(config: Any, trainer_step: Callable[[], int] | None = None) -> None:
             if role != "rollout_tq":
                 _generations[role] = Generation(session, role, trainer_step)
         if plan.role in ("*", "rollout_tq"):
-            _queues["rollout_tq"] = Queue(session, config)
+            kind = QueueByPrompt if session.by_prompt else Queue
+            _queues["rollout_tq"] = kind(session, config)
     if trainer_step is None:
         _wrap_what_was_decorated_before()
     wrap_trainers()

@@ -8,7 +8,7 @@ step is played.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 log = logging.getLogger("rolltape")
@@ -39,6 +39,40 @@ def contents(count: int, tensors: Any, columns: Mapping[str, Any]) -> list[Any]:
         for row, (ids, mask) in zip(rows, pairs, strict=True):
             row["input_ids"] = ids[mask.bool()]
     return list(rows)
+
+
+def trajectory_prompts(read: Callable[[], Any], arguments: Mapping[str, Any]) -> list[Any] | None:
+    """The prompt of each trajectory of a sample of the V1 trainer; None where one has several outputs."""
+    given = arguments.get("prompts")
+    if given is None or not hasattr(given, "keys"):
+        return None
+    recorded = read()
+    keys, fields = recorded["batch"].keys, columns_of(recorded["fields"])
+    names = {str(name) for name in given.keys() if is_column(given.get(name))} - set(_OF_A_RUN)  # noqa: SIM118
+    if not names <= set(fields) or not all(str(key).endswith("_0") for key in keys):
+        return None
+    return contents(len(keys), None, {name: fields[name] for name in sorted(names)})
+
+
+def columns_of(fields: Any) -> dict[str, Sequence[Any]]:
+    """Every field of a TensorDict as one value per row."""
+    import torch
+
+    return {
+        name: value.unbind() if isinstance(value, torch.Tensor) else plain_rows(value)
+        for name, value in fields.items()
+        if is_column(value)
+    }
+
+
+def is_column(value: Any) -> bool:
+    """Whether a field has a value for each row, and not one for all."""
+    return type(value).__name__ != "NonTensorData"
+
+
+def plain_rows(value: Any) -> list[Any]:
+    """The values of a field that is no tensor."""
+    return list(value.tolist() if hasattr(value, "tolist") else value)
 
 
 _OF_A_RUN = ("uid", "index", "priority", "raw_prompt_ids", "global_steps", "dummy_tensor", "session_id")

@@ -20,6 +20,7 @@ from rolltape.integrations.verl.config import pick
 from rolltape.integrations.verl.groups import cycled, given_to, regrouped, uid_of
 from rolltape.integrations.verl.logprobs import TrainerLogprobs
 from rolltape.integrations.verl.options import GROUPS, Groups, Rewards
+from rolltape.integrations.verl.prompts import columns_of, plain_rows
 from rolltape.integrations.verl.session import Session
 from rolltape.policy import Action, Decision, Mode
 
@@ -37,7 +38,7 @@ def score_again(trainer: Any, keys: Sequence[str], fields: Any) -> Any:
             causes=["the reward model runs in the trainer, which scores replayed responses anyway"],
             hint="leave ROLLTAPE_VERL_REWARD unset",
         )
-    rows, columns = conversations(keys), _columns(fields)
+    rows, columns = conversations(keys), columns_of(fields)
     asked = [
         handles[at % len(handles)].compute_score.remote(_question(columns, found))
         for at, found in enumerate(rows)
@@ -76,24 +77,10 @@ def with_scores(fields: Any, results: Sequence[Mapping[str, Any]]) -> Any:
     )
     extras = [
         {**extra, "reward_extra_info": result.get("reward_extra_info", {})}
-        for extra, result in zip(_plain(fields["extra_fields"]), results, strict=True)
+        for extra, result in zip(plain_rows(fields["extra_fields"]), results, strict=True)
     ]
     fields["extra_fields"] = NonTensorStack(*extras)
     return fields
-
-
-def _columns(fields: Any) -> dict[str, Sequence[Any]]:
-    """Every field as one value per row."""
-    import torch
-
-    return {
-        name: value.unbind() if isinstance(value, torch.Tensor) else _plain(value)
-        for name, value in fields.items()
-    }
-
-
-def _plain(value: Any) -> list[Any]:
-    return list(value.tolist() if hasattr(value, "tolist") else value)
 
 
 def _question(columns: Mapping[str, Sequence[Any]], rows: Sequence[int]) -> Any:
@@ -161,7 +148,6 @@ class Queue:
 
     def submit(self, trainer: Any) -> None:
         """Replaces ``_add_batch_to_generate``: draws prompts, and submits them unless replayed."""
-        self.session.tape.settings.refuse_prompts("verl's V1 trainer")
         step = int(trainer.global_steps)
         batch = trainer._next_train_batch()
         self._trainer, self._prompts["train"] = trainer, batch
