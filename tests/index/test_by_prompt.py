@@ -447,6 +447,24 @@ def test_a_vector_that_happens_to_be_as_wide_as_a_prompt_and_its_response(tmp_pa
     assert np.array_equal(found["input_ids"], found["attention_mask"])
 
 
+def test_token_ids_that_count_up_are_padded_as_token_ids(tmp_path: Path) -> None:
+    def generate(prompts: list[str], width: int) -> dict[str, Any]:
+        ids = np.arange(width)[None].repeat(len(prompts), axis=0)
+        mask = np.ones_like(ids)
+        return {"responses": ids, "response_mask": mask, "position_ids": mask.cumsum(1) - 1}
+
+    with rolltape.Tape(tmp_path / "tape", mode="auto") as tape:
+        options: dict[str, Any] = {"by": "prompt", "prompts": "prompts", "sampling": [], "pad": 9}
+        stage = tape.stage("rollout", version="any", **options)(generate)
+        with tape.step(0):
+            stage(["a", "b"], 4)
+        with tape.step(1):
+            found = stage(["a", "c"], 6)
+    assert found["responses"].tolist() == [[0, 1, 2, 3, 9, 9], [0, 1, 2, 3, 4, 5]]
+    assert found["response_mask"].tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]
+    assert found["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5]] * 2
+
+
 def test_what_was_added_to_a_step_goes_when_the_step_is_written_anew(tmp_path: Path) -> None:
     generation = recorded(tmp_path / "tape", steps=2, n=2)
     with rolltape.Tape(tmp_path / "tape", mode="auto") as tape:

@@ -178,6 +178,8 @@ class _Work:
 
     def _tail(self, name: str) -> str | None:
         """What position ids do behind a row: ``hold`` the last, or ``run`` on; None for other columns."""
+        if has_role(name, *_IDS, *_MASKS):
+            return None  # token ids may count up, too
         ramps = [one[name].tail for one in self.stored if one[name].layout == "ramp"]
         if ramps:
             return ramps[0]
