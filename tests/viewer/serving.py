@@ -8,10 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from playwright.sync_api import expect
 
 from rolltape.viewer.library import Library
 from rolltape.viewer.web.patience import Impatient
 from rolltape.viewer.web.server import Viewer
+
+GONE: set[str] = set()
+"""Addresses whose server has been ended: a page that still asks it for a part is told so."""
+
+
+def settled(page) -> None:
+    """Wait until a page has all that it asks its server for."""
+    waiting = "[data-part]:not([data-done]), [data-series]:not([data-done]), [data-grow]:not([data-done])"
+    expect(page.locator(waiting)).to_have_count(0, timeout=30_000)
 
 
 @contextmanager
@@ -26,6 +36,7 @@ def serve(library: Library, **options) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
+        GONE.add(f"http://127.0.0.1:{listening.getsockname()[1]}")
         running.should_exit = True
         thread.join()
         listening.close()
@@ -53,6 +64,8 @@ class Watched:
         self.context.close()
 
     def _said(self, message) -> None:
+        if self.base in GONE and "ERR_CONNECTION_REFUSED" in message.text:
+            return
         if message.type in ("error", "warning"):
             self.problems.append(f"{message.type}: {message.text}")
 

@@ -23,7 +23,7 @@ from rolltape.viewer.launch import runs_in
 from rolltape.viewer.library import Library
 from rolltape.viewer.series import summarize
 from rolltape.viewer.step_view import StepView
-from tests.viewer.serving import serve
+from tests.viewer.serving import serve, settled
 from tests.viewer.test_pages import chart_data
 
 
@@ -78,7 +78,7 @@ def test_the_last_words_of_a_few_are_not_what_ends_responses(tmp_path):
 
 def test_shares_are_plotted_from_nothing_to_all(page):
     page.goto("/t/0")
-    page.wait_for_selector("[data-done]")
+    settled(page)
     for title in ("truncated responses (share)", "groups without variance (share)"):
         figure = page.locator("figure", has=page.locator("figcaption", has_text=title))
         assert chart_data(figure)["share"] is True
@@ -143,7 +143,7 @@ def test_a_replay_shows_the_prompts_of_its_baseline_unasked(watched, runs, truth
     with serve(Library([str(runs / "packed")])) as address:
         page = watched(base_url=address).page
         page.goto("/t/0")
-        page.wait_for_selector("[data-done]")
+        settled(page)
         page.locator(".steps .item").first.click()
         expect(page.locator("#groups td.prompt")).to_have_text(
             [one.text for one in truth[0]["rollout"].prompts]

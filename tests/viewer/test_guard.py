@@ -176,4 +176,6 @@ def test_the_command_says_where_it_listens_and_ends_cleanly(runs):
 
 def test_only_reading_is_possible(server):
     for method in ("POST", "PUT", "DELETE", "PATCH"):
-        assert httpx.request(method, f"{server}/t/0").status_code == 405
+        assert httpx.request(method, f"{server}/t/0").status_code == 403
+        said = {"origin": server, "sec-fetch-site": "same-origin", "content-type": "application/json"}
+        assert httpx.request(method, f"{server}/t/0", headers=said).status_code == 405

@@ -17,7 +17,7 @@ from rolltape.steps import StepSelector
 from rolltape.viewer.library import Library
 from rolltape.viewer.web.single_file import export_pages
 from tests.viewer.payloads import PAYLOADS
-from tests.viewer.serving import serve
+from tests.viewer.serving import serve, settled
 
 COUNT = len(PAYLOADS)
 
@@ -100,7 +100,7 @@ def address(hostile):
 def test_a_run_a_step_and_a_comparison_of_payloads_run_nothing(watched, address):
     page = watched(base_url=address).page
     page.goto("/t/0")
-    page.wait_for_selector("[data-done]")
+    settled(page)
     expect(page.locator(".strip .label")).to_have_text(["rollout", "chat"])
     for payload in PAYLOADS[:20]:
         name = visible(_storable(payload))

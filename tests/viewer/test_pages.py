@@ -14,7 +14,7 @@ from rolltape.reader.tokenizer import load_tokenizer
 from rolltape.reader.wording import number
 from rolltape.verify.rules.noise_floor import Floor, write_floor
 from rolltape.viewer.library import Library
-from tests.viewer.serving import serve
+from tests.viewer.serving import serve, settled
 
 
 def test_a_run_shows_its_steps_its_metrics_and_what_its_samples_add_up_to(page, truth):
@@ -23,7 +23,7 @@ def test_a_run_shows_its_steps_its_metrics_and_what_its_samples_add_up_to(page, 
         ["rollout", "reward", "advantage", "ref_logprob", "loss"]
     )
     expect(page.locator(".steps .item")).to_have_text([str(step) for step in range(4)])
-    page.wait_for_selector("[data-done]")
+    settled(page)
     titles = page.locator("[data-series] figcaption").all_text_contents()
     assert titles[:3] == ["reward", "response length (tokens)", "log-prob of sampled tokens"]
     charts = {chart["title"]: chart for chart in map(chart_data, page.locator("[data-series] figure").all())}
@@ -53,7 +53,7 @@ def test_missing_steps_are_seen(watched, runs, tmp_path):
         expect(page).to_have_url(re.compile("/t/0$"))
         expect(page.locator(".strip", has_text="reward").locator(".warn")).to_have_text("1 missing")
         expect(page.locator(".strip", has_text="reward").locator("rect.there")).to_have_count(2)
-        page.wait_for_selector("[data-done]")  # else it would still be asking when its server goes
+        settled(page)  # else it would still be asking when its server goes
 
 
 def test_a_step_shows_its_groups_with_best_and_worst(page, truth):

@@ -11,7 +11,7 @@ from rolltape.steps import StepSelector
 from rolltape.viewer.library import Library
 from rolltape.viewer.web import assets, charts
 from rolltape.viewer.web.single_file import export_pages
-from tests.viewer.serving import serve
+from tests.viewer.serving import serve, settled
 
 VALUES = [0.1 + 0.2, 1 / 3, math.nan, 1e-17, 5.0, -2.5, math.inf, 12345678.90123456, 0.0, 7.0]
 """Floats that few digits would not tell apart, and two that no curve can show."""
@@ -48,6 +48,7 @@ def figure(watched, address):
 
 
 def loss(page):
+    settled(page)  # what comes later moves the plots
     found = page.locator("figure", has=page.locator("figcaption", has_text=re.compile("^loss")))
     found.locator("canvas").wait_for()
     found.scroll_into_view_if_needed()

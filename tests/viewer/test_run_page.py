@@ -14,7 +14,7 @@ from rolltape.viewer.library import Library
 from rolltape.viewer.web.charts import Summary, axes, heat_map, spread_charts, time_charts
 from rolltape.viewer.web.pages import Pages
 from rolltape.viewer.web.single_file import export_pages
-from tests.viewer.serving import serve
+from tests.viewer.serving import serve, settled
 
 STEPS = 6
 
@@ -53,6 +53,7 @@ def page(watched, folder):
 
 
 def figure(page, title):
+    settled(page)
     found = page.locator("figure", has=page.locator("figcaption", has_text=re.compile(title)))
     found.locator("canvas").wait_for()
     found.scroll_into_view_if_needed()

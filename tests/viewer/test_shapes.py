@@ -15,7 +15,7 @@ from rolltape.viewer.library import Library
 from rolltape.viewer.prompt_groups import find_groups
 from rolltape.viewer.sample_view import read_sample
 from rolltape.viewer.step_view import StepView
-from tests.viewer.serving import serve
+from tests.viewer.serving import serve, settled
 
 
 def record(folder, value, stage="rollout", step=0, **options):
@@ -151,7 +151,7 @@ def test_numbers_that_are_none_are_shown_as_such(watched, tmp_path, value):
     with serve(Library([str(tmp_path / "t")])) as address:
         page = watched(base_url=address).page
         page.goto("/t/0")
-        page.wait_for_selector("[data-done]")
+        settled(page)
         figure = page.locator("figure", has_text="loss")
         figure.locator(".plot").focus()
         page.keyboard.press("Home")
@@ -180,7 +180,7 @@ def test_a_damaged_file_is_said_and_hides_nothing_else(watched, runs, tmp_path):
     with serve(Library([str(tmp_path / "t")])) as address:
         one = watched(base_url=address)
         one.page.goto("/t/0")
-        one.page.wait_for_selector("[data-done]")
+        settled(one.page)
         assert one.page.goto("/t/0/train/rollout/1").status == 500
         expect(one.page.locator("pre")).to_contain_text("step_000001.parquet")
         assert one.page.goto("/t/0/train/rollout/2").status == 200

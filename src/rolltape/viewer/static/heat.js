@@ -81,6 +81,10 @@ rolltape.heat = (({ tag, read, go, short }, { palette, drawing, zoomAll }) => {
       const cell = y === null ? `median ${short(median.values[place])}` : `${short(edges[y], 4)} … ${short(edges[y + 1], 4)}: ${Math.round((100 * counts[at][y]) / all)} %`;
       this.read.textContent = `${steps}: ${cell}`;
     }
+    follow(step) {
+      const at = step === null ? -1 : this.shown.findIndex((one) => this.chart.heat.columns[one][0] <= step && step <= this.chart.heat.columns[one][1]);
+      this.pointed(at < 0 ? null : at);
+    }
     open(x) {
       if (x !== null && x !== undefined && this.chart.href) go(this.chart.href.replace("{}", this.chart.heat.columns[this.shown[x]][0]));
     }

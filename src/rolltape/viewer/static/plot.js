@@ -193,7 +193,9 @@ rolltape.plot = (({ tag, read, go, short }) => {
     }
     pointed(at) {
       this.at = at;
-      this.read.textContent = at === null || at === undefined ? "" : readout(this.view, at);
+      const none = at === null || at === undefined;
+      this.read.textContent = none ? "" : readout(this.view, at);
+      for (const one of everyone()) if (one.follow) one.follow(none ? null : this.view.origin[at]);
     }
     select(plot) {
       const { left, width } = plot.select;

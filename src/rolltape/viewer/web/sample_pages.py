@@ -391,9 +391,10 @@ class SamplePages:
                     for place, number in places_of(ids, self._library, tape, split, name).items()
                 }
                 rows += [(place, note, at.get(number)) for number, (place, note) in enumerate(marks.items())]
+        first = run.splits[0] if run.splits else "train"
         return self._pages._page(
             "notes", "notes.html", tape=tape, name=self._library.name(tape), rows=rows,
-            path=self.notes_on(tape, run.splits[0] if run.splits else "train", "rollout").path,
+            path="" if self._pages.prefix else self.notes_on(tape, first, "rollout").path,
         )  # fmt: skip
 
     # -- parts -----------------------------------------------------------------------------------------
