@@ -25,6 +25,7 @@ from rolltape.ray.node_work import NodeWork, Sight, check_node
 from rolltape.reader.integrity import inspect
 from rolltape.storage import storage_at
 from rolltape.verify.report.report import to_json
+from rolltape.verify.rules.noise_floor import Floor, write_floor
 from tests.cli_tapes import command, run
 from tests.listening import assert_ray_is_of_this_machine_alone, is_of_this_machine_alone
 from tests.object_servers.fixtures import forget_credentials
@@ -70,6 +71,21 @@ def test_a_comparison_is_the_same_on_a_cluster(cluster, tapes, candidate, code):
     assert here[2] == code
 
 
+@pytest.mark.parametrize("name", ["train/metrics.jsonl", "noise.json"])
+def test_notes_of_another_tape_are_refused_on_a_cluster_too(cluster, tapes, tmp_path, name):
+    shutil.copytree(tapes / "base", tmp_path / "mine")
+    with rolltape.Tape(tmp_path / "other", mode="record") as tape, tape.step(0):
+        tape.log({"said": "MARK-other"})
+    write_floor(storage_at(str(tmp_path / "other")), Floor(2, "MARK-other", ("x",), {}))
+    (tmp_path / "mine" / name).write_bytes((tmp_path / "other" / name).read_bytes())
+    for words in (["diff", tmp_path / "mine", tapes / "wrong", "--json"], ["check", tmp_path / "mine"]):
+        here, there = both_ways(*words)
+        assert here == there
+        assert here[2] != 0
+        assert name in here[0] + here[1]
+        assert "MARK-other" not in here[0] + here[1]
+
+
 def test_a_gate_and_a_choice_of_steps_hold_on_a_cluster(cluster, tapes, tmp_path):
     gate = tmp_path / "gate.json"
     gate.write_text(json.dumps({"rules": [{"match": "loss/*", "atol": 0.5}], "require": ["loss/log_probs"]}))
@@ -92,7 +108,7 @@ def test_trust_is_the_same_on_a_cluster(cluster, tmp_path):
             with tape.step(step):
                 made = rollout()
                 tape.probe("logprobs", logprobs + 0.01 * step * np.sin(np.arange(6)), uid=made["uid"])
-    for wanted, code in (("within-noise", 0), ("exact", 1)):
+    for wanted, code in (("plumbing-only", 0), ("exact", 1)):
         here, there = both_ways("trust", tmp_path / "run", "--gate", wanted, "--json")
         assert here == there
         assert here[2] == code
