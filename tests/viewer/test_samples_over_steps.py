@@ -110,6 +110,10 @@ def test_hits_come_step_by_step_and_a_request_does_not_wait_for_all(words):
     assert (last.total, last.searched) == (6, (3, 3))
 
 
+def visits(page):
+    return [row.locator("td").all_text_contents() for row in page.locator(".visits tbody tr").all()]
+
+
 def test_a_prompt_through_training_is_a_click_from_a_sample(served):
     page, _, _ = served
     page.goto("/t/0/train/rollout/1/0")
@@ -117,7 +121,10 @@ def test_a_prompt_through_training_is_a_click_from_a_sample(served):
     expect(page).to_have_url(re.compile("/prompt/train/rollout/[0-9a-f]{32}"))
     expect(rows(page)).to_have_count(3)
     expect(page.locator(".role-prompt pre")).to_have_text("What is 2 + 2?")
-    cells = [row.locator("td").all_text_contents() for row in page.locator(".visits tbody tr").all()]
+    assert [cells[3] for cells in visits(page)] == ["33 %"] * 3
+    page.goto(f"{page.url}?pass=0.5")
+    expect(rows(page)).to_have_count(3)
+    cells = visits(page)
     assert [(c[0], c[1], c[3]) for c in cells] == [("0", "3", "33 %"), ("1", "3", "33 %"), ("2", "3", "67 %")]
     assert {" ".join(c[5].split()) for c in cells} == {"1 two and two is four"}
     assert {" ".join(c[6].split()) for c in cells} == {"0 I do not know"}

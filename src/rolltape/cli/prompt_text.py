@@ -12,7 +12,8 @@ from rich.text import Text
 from rolltape.cli.output import Exit, Screen, complain, new_table, print_json
 from rolltape.errors import RolltapeError
 from rolltape.index.index_rows import RecordedSamples
-from rolltape.index.prompt_history import Visit, passing, prompt_records, prompt_visits
+from rolltape.index.pass_rates import PASSED
+from rolltape.index.prompt_history import Visit, prompt_records, prompt_visits
 from rolltape.index.prompt_key import canonical, prompt_digest, uid_digest
 from rolltape.index.sample_table import SampleTable, reward_stage
 from rolltape.reader.given_prompts import given_prompt
@@ -36,14 +37,13 @@ def show_prompt(run: Run, asked: str, stage: str, split: str, *, full: bool, as_
     for name, why in samples.unreadable.items():
         complain(f"left out, because it cannot be read: {visible(name)}: {why}")
     digest = _find(run, table, asked, stage, split)
-    threshold = passing(table)
-    visits = prompt_visits(table, digest, threshold)
+    visits = prompt_visits(table, digest, PASSED)
     texts = {(visit.step, at): _response(run, stage, split, visit.step, at)
              for visit in visits for at in (visit.best, visit.worst)}  # fmt: skip
     prompt = _prompt(run, stage, split, visits[0])
     if as_json:
         print_json({
-            "prompt": prompt, "digest": digest.hex(), "passed_from": threshold,
+            "prompt": prompt, "digest": digest.hex(), "passed_from": PASSED,
             "steps": [_as_json(visit, texts) for visit in visits],
         })  # fmt: skip
         return Exit.FINDINGS if samples.unreadable else Exit.CLEAN
@@ -55,7 +55,7 @@ def show_prompt(run: Run, asked: str, stage: str, split: str, *, full: bool, as_
     screen.print(
         shown(
             f"digest {digest.hex()}; asked at {counted(len(visits), 'step')}; "
-            f"passed: a reward of {number(threshold)} or more",
+            f"passed: a reward of {number(PASSED)} or more",
             "dim",
         ),
         soft_wrap=True,

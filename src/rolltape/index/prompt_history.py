@@ -77,18 +77,6 @@ class Visit:
         return known[-1] if known else self.samples[-1]
 
 
-def passing(table: pa.Table) -> float:
-    """The reward from which on a sample counts as passed, unless somebody says: half of the way from the
-    lowest reward that was given to the highest; of rewards between 0 and 1, or -1 and 1, half of that."""
-    bounds = pc.min_max(table["reward"])
-    low, high = bounds["min"].as_py(), bounds["max"].as_py()
-    if low is None or not np.isfinite([low, high]).all():
-        return 0.5
-    if low >= 0 and high <= 1:
-        return 0.5
-    return 0.0 if low >= -1 and high <= 1 else (low + high) / 2
-
-
 def prompt_records(table: pa.Table, threshold: float) -> list[PromptRecord]:
     """Every prompt of a table of samples, in the order in which they were first asked."""
     if not len(table):

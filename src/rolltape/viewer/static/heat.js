@@ -32,13 +32,17 @@ rolltape.heat = (({ tag, read, go, short }, { palette, drawing, zoomAll }) => {
       const { columns } = this.chart.heat, places = columns.map((_, at) => at);
       return this.zoomed ? places.filter((at) => columns[at][1] >= this.zoomed[0] && columns[at][0] <= this.zoomed[1]) : places;
     }
+    get ends() { // the lowest and the highest value that there is
+      const { lines } = this.chart;
+      return [Math.min(...lines[0].values), Math.max(...lines[lines.length - 1].values)].map((value) => short(value, 3));
+    }
     get size() {
-      const { edges } = this.chart.heat, labels = [edges[0], edges[edges.length - 1]].map((edge) => short(edge, 3));
+      const { edges } = this.chart.heat, labels = this.ends;
       const left = 8 + 6.2 * Math.max(3, ...labels.map((label) => label.length)), width = Math.max(this.box.clientWidth, 180);
       return { left, width, cell: (width - left) / Math.max(this.shown.length, 1), row: (HEIGHT - BOTTOM) / (edges.length - 1) };
     }
     draw() {
-      const { counts, edges, columns } = this.chart.heat, { left, width, cell, row } = this.size, { shown } = this, { ctx } = this.plot, ratio = devicePixelRatio || 1;
+      const { counts, columns } = this.chart.heat, { left, width, cell, row } = this.size, { shown } = this, { ctx } = this.plot, ratio = devicePixelRatio || 1;
       this.canvas.width = width * ratio;
       this.canvas.height = HEIGHT * ratio;
       Object.assign(this.canvas.style, { width: width + "px", height: HEIGHT + "px" });
@@ -56,8 +60,9 @@ rolltape.heat = (({ tag, read, go, short }, { palette, drawing, zoomAll }) => {
       ctx.fillStyle = palette.dim;
       ctx.font = "11px system-ui, 'Segoe UI', Roboto, sans-serif";
       ctx.textAlign = "right";
-      ctx.fillText(short(edges[edges.length - 1], 3), left - 4, 10);
-      ctx.fillText(short(edges[0], 3), left - 4, HEIGHT - BOTTOM);
+      const [lowest, highest] = this.ends;
+      ctx.fillText(highest, left - 4, 10);
+      ctx.fillText(lowest, left - 4, HEIGHT - BOTTOM);
       if (!shown.length) return;
       const first = columns[shown[0]][0], last = columns[shown[shown.length - 1]][1];
       if (first !== last) ctx.fillText(String(last), width - 2, HEIGHT - 5);

@@ -12,6 +12,7 @@ rolltape.plot = (({ tag, read, go, short }) => {
     palette.many = [...Array(20).keys()].map((at) => style.getPropertyValue("--c" + at).trim());
   }
   const lineColour = (at) => (at === 0 ? palette.a : at === 1 ? palette.b : palette.many[at % 20]);
+  const faint = (colour) => (colour.startsWith("#") ? colour + "66" : colour.replace(")", " / 40%)"));
   const drawing = { smooth: 0, log: false, over: "step", axes: {} }; // as the tools of the page say
 
   // A value is a number, null where none was logged, or the name of one that is not finite.
@@ -61,8 +62,8 @@ rolltape.plot = (({ tag, read, go, short }) => {
   function series(chart) {
     const found = [{}], bands = [];
     chart.lines.forEach((line, at) => {
-      const part = chart.stack ? { fill: at ? undefined : () => lineColour(at) + "55", points: { show: false } } : { points: { size: 4 } };
-      if (chart.stack && at) bands.push({ series: [at + 1, at], fill: () => lineColour(at) + "55" });
+      const part = chart.stack ? { fill: at ? undefined : () => faint(lineColour(at)), points: { show: false } } : { points: { size: 4 } };
+      if (chart.stack && at) bands.push({ series: [at + 1, at], fill: () => faint(lineColour(at)) });
       found.push({ stroke: () => lineColour(at), width: 1.5, dash: at === 1 && chart.lines.length === 2 && !chart.stack ? [5, 3] : undefined, ...part });
       if (!line.low) return;
       bands.push({ series: [found.length + 1, found.length], fill: () => lineColour(at) + "26" });
@@ -179,7 +180,7 @@ rolltape.plot = (({ tag, read, go, short }) => {
       const keys = tag("div", "keys");
       this.chart.lines.forEach((line, at) => {
         const key = tag("span"), sign = tag("i", "k" + at);
-        if (this.chart.stack) Object.assign(sign.style, { borderTop: `8px solid ${lineColour(at)}88` });
+        if (this.chart.stack) Object.assign(sign.style, { borderTop: `8px solid ${faint(lineColour(at))}` });
         key.append(sign, line.name);
         keys.append(key);
       });

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import StepMissingError
 from rolltape.index.index_rows import RecordedSamples
-from rolltape.index.prompt_history import TRENDS, PromptRecord, passing, prompt_records, prompt_visits
+from rolltape.index.pass_rates import PASSED
+from rolltape.index.prompt_history import TRENDS, PromptRecord, prompt_records, prompt_visits
 from rolltape.index.prompt_key import prompt_digest, uid_digest
 from rolltape.key import check_name
 from rolltape.reader.visible import visible
@@ -173,7 +174,7 @@ class SamplePages:
         """How prompts fared, as far as it is known, as a part of their page."""
         split, stage = self._which(tape, query)
         table, read = self._search(tape, split, stage).table(seconds)
-        threshold = _number(query.get("pass", ""), passing(table))
+        threshold = _number(query.get("pass", ""), PASSED)
         trend = query.get("trend", "")
         every = self._records(tape, split, stage, table, threshold)
         kept = [one for one in every if one.is_of(trend)] if trend in TRENDS else every
@@ -265,15 +266,14 @@ class SamplePages:
     ) -> tuple[list[tuple[int, list[Any]]], bool, float]:
         wanted = _hex(digest)
         runs: list[tuple[int, list[Any]]] = []
-        complete, threshold = True, _number(query.get("pass", ""), None)
+        complete, threshold = True, _number(query.get("pass", ""), PASSED)
         for tape in range(len(self._library.runs)):
             if not self._library.source(tape, split, stage).files(stage, split).files:
                 continue
             table, read = self._search(tape, split, stage).table(seconds)
             complete = complete and read.complete
-            threshold = passing(table) if threshold is None else threshold
             runs.append((tape, prompt_visits(table, wanted, threshold)))
-        return runs, complete, 0.5 if threshold is None else threshold
+        return runs, complete, threshold
 
     def peek(self, tape: int, split: str, stage: str, step: int, sample: int, side: str) -> dict[str, Any]:
         """The beginning of a prompt or of a response, for a list."""
