@@ -122,7 +122,7 @@ def test_a_prompt_through_training_is_a_click_from_a_sample(served):
     expect(rows(page)).to_have_count(3)
     expect(page.locator(".role-prompt pre")).to_have_text("What is 2 + 2?")
     assert [cells[3] for cells in visits(page)] == ["33 %"] * 3
-    page.goto(f"{page.url}?pass=0.5")
+    page.goto(page.url + ("&" if "?" in page.url else "?") + "pass=0.5")
     expect(rows(page)).to_have_count(3)
     cells = visits(page)
     assert [(c[0], c[1], c[3]) for c in cells] == [("0", "3", "33 %"), ("1", "3", "33 %"), ("2", "3", "67 %")]
