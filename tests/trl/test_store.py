@@ -21,10 +21,11 @@ def test_a_fresh_machine_replays_what_two_processes_recorded_to_s3(
     recorded = train_on_two(
         "torchrun", model, tmp_path / "a", s3_url, "record", unused_tcp_port, max_steps=4, **there
     )
-    assert folded(s3_url, keep=1).recordings == 2
+    done = folded(s3_url, keep=1)
+    assert done.recordings == done.open >= 2
     up = objects(s3_url)
     plain = [name for name in up if "/step_" in name and name.endswith(".parquet")]
-    assert len(plain) == 2
+    assert len(plain) == done.open
     assert all("/step_000002." in name for name in plain)
     shards = {(at.key.step, at.key.rank) for at in rolltape.open(s3_url).recordings(stage="rollout")}
     assert shards == {(0, 0), (0, 1), (2, 0), (2, 1)}  # each batch is used for two steps
