@@ -20,7 +20,7 @@ import threading
 from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 _PIECE = 1 << 18
 _LIMIT = 1 << 20
@@ -93,6 +93,8 @@ class FaultProxy:
         """While true, every connection is reset, those that are open too."""
         self.requests: Counter[str] = Counter()
         """How many came, by kind, whatever became of them."""
+        self.lists: list[str] = []
+        """What was asked for in each request that lists."""
         self.sent: Counter[str] = Counter()
         """Bytes of bodies to the server, by kind."""
         self.received: Counter[str] = Counter()
@@ -115,6 +117,7 @@ class FaultProxy:
 
     def forget(self) -> None:
         """Start all counts at zero."""
+        self.lists.clear()
         for counter in (self.requests, self.sent, self.received, self.injected):
             counter.clear()
 
@@ -177,6 +180,7 @@ class FaultProxy:
         head = await reader.readuntil(b"\r\n\r\n")
         request = _parsed(head)
         self.requests[request.kind] += 1
+        self.lists += [unquote(request.target)] if request.kind == "LIST" else []
         faults, fault = self.faults, self._fault(request.kind)
         if faults.latency:
             await asyncio.sleep(faults.latency)

@@ -89,6 +89,7 @@ def test_keys_read_it_and_the_table_has_the_quantiles(page):
     page.keyboard.press("Home")
     expect(length.locator(".read")).to_have_text(re.compile("^step 0: median "))
     length.locator("summary").click()
+    expect(length.locator("th")).to_have_count(6)
     heads = length.locator("th").all_text_contents()
     assert heads == ["step", "lowest", "10 %", "median", "90 %", "highest"]
     lowest, highest = (
