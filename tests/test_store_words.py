@@ -17,6 +17,7 @@ from rolltape.storage.store_url import parse_url, without_secrets
 from rolltape.storage.together import coalesced
 
 URL = "https://acc.blob.core.windows.net/box/runs/x?sv=1&sig=S3CRET"
+OF_A_KEY = "Generic {} error: {} request failed for key a (code: 500)/x: Why not. (code: {})\n\nDebug source"
 STATUS = (
     "Error performing GET {} in 1ms - Server returned non-2xx status code: {}: <Error><Code>{}</Code></Error>"
 )
@@ -40,7 +41,7 @@ class AlreadyExistsError(Exception):
         (GenericError(STATUS.format(URL, "500 Internal Server Error", "InternalError")), Kind.PASSING),
         (GenericError(STATUS.format(URL, "503 Service Unavailable", "SlowDown")), Kind.PASSING),
         (GenericError(STATUS.format(URL, "429 Too Many Requests", "TooManyRequests")), Kind.PASSING),
-        (GenericError(STATUS.format(URL, "409 Conflict", "ConditionalRequestConflict")), Kind.PASSING),
+        (GenericError(STATUS.format(URL, "409 Conflict", "x")), Kind.PASSING),
         (GenericError(STATUS.format(URL, "400 Bad Request", "RequestTimeout")), Kind.PASSING),
         (GenericError(STATUS.format(URL, "400 Bad Request", "InvalidArgument")), Kind.FINAL),
         (GenericError(STATUS.format(URL, "404 Not Found", "NoSuchKey")), Kind.MISSING),
@@ -51,10 +52,17 @@ class AlreadyExistsError(Exception):
         (GenericError(f"HTTP error: error sending request for url ({URL}): Connect"), Kind.PASSING),
         (GenericError(f"request or response body error, operation timed out: {URL}"), Kind.PASSING),
         (GenericError("Error performing PUT http://169.254.169.254/latest/api/token"), Kind.NO_CREDENTIALS),
+        (GenericError(OF_A_KEY.format("S3", "DeleteObjects", "AccessDenied")), Kind.DENIED),
+        (GenericError(OF_A_KEY.format("S3", "DeleteObjects", "SlowDown")), Kind.PASSING),
+        (GenericError(OF_A_KEY.format("MicrosoftAzure", "Bulk delete", "412")), Kind.TAKEN),
+        (GenericError(OF_A_KEY.format("MicrosoftAzure", "Bulk delete", "403")), Kind.DENIED),
         (FileNotFoundError(f"Object at location {URL} not found"), Kind.MISSING),
         (FileNotFoundError(STATUS.format(URL, "404 Not Found", "ContainerNotFound")), Kind.NO_BUCKET),
         (PermissionDeniedError(STATUS.format(URL, "403 Forbidden", "SignatureDoesNotMatch")), Kind.DENIED),
         (AlreadyExistsError(STATUS.format(URL, "412 Precondition Failed", "x")), Kind.TAKEN),
+        (AlreadyExistsError(STATUS.format(URL, "409 Conflict", "BlobAlreadyExists")), Kind.TAKEN),
+        (AlreadyExistsError(STATUS.format(URL, "409 Conflict", "OperationAborted")), Kind.PASSING),
+        (AlreadyExistsError(STATUS.format(URL, "409 Conflict", "ConditionalRequestConflict")), Kind.PASSING),
     ],
 )
 @pytest.mark.parametrize("writing", [True, False])

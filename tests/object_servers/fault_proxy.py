@@ -37,6 +37,8 @@ class Faults:
     """Answered with 500 InternalError; the server never sees the request."""
     slow_down: float = 0.0
     """Answered with 503 SlowDown; the server never sees the request."""
+    conflict: float = 0.0
+    """Answered with 409 ConditionalRequestConflict: another request for it is under way, try again."""
     reset: float = 0.0
     """The connection is reset; the server never sees the request."""
     lost: float = 0.0
@@ -44,7 +46,7 @@ class Faults:
     truncated: float = 0.0
     """The server does it, and the connection ends in the middle of the answer's body."""
     hang: float = 0.0
-    """Nobody ever answers; the server never sees the request."""
+    """Nobody answers, until other faults are set; the server never sees the request."""
     kinds: tuple[str, ...] = ()
     """The kinds of request at risk; empty: all of them."""
 
@@ -62,6 +64,11 @@ class Faults:
 
 
 NO_FAULTS = Faults()
+_REFUSALS = {
+    "error": ("InternalError", "500 Oops"),
+    "slow_down": ("SlowDown", "503 Slow Down"),
+    "conflict": ("ConditionalRequestConflict", "409 Conflict"),
+}
 SHARES = tuple(one.name for one in fields(Faults) if one.name not in ("latency", "kinds"))
 
 
@@ -187,9 +194,11 @@ class FaultProxy:
         if self.away or fault == "reset":
             return False
         if fault == "hang":
-            await reader.read()  # until the client gives up
+            while self.faults == faults and not reader.at_eof():  # or until the client gives up
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(reader.read(_PIECE), 0.05)
             return False
-        if fault in ("error", "slow_down"):
+        if fault in _REFUSALS:
             await _body(reader, request.length, None)
             writer.write(_refusal(fault))
             await _delivered(writer)
@@ -297,7 +306,7 @@ async def _delivered(writer: asyncio.StreamWriter) -> None:
 
 
 def _refusal(fault: str) -> bytes:
-    code, status = ("SlowDown", "503 Slow Down") if fault == "slow_down" else ("InternalError", "500 Oops")
+    code, status = _REFUSALS[fault]
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
     head = f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body

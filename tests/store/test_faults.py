@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
-from rolltape.errors import StepExistsError, StoreUnreachableError
+from rolltape.errors import StepExistsError, StorageError, StoreUnreachableError
 from rolltape.storage import ObjectStorage
+from tests.object_servers.azure import AzureServer
 from tests.object_servers.fault_proxy import FaultProxy, Faults
 from tests.store.runs import assert_whole, train
 
@@ -52,6 +53,48 @@ def test_of_racing_writers_one_wins_whatever_answers_are_lost(s3_url: str, s3_pr
             thread.join()
         assert len(won) == 1
         assert ObjectStorage(s3_url).read(name) == bytes(won)
+
+
+def test_a_store_that_is_busy_with_an_object_has_not_given_it_away(s3_url: str, s3_proxy: FaultProxy) -> None:
+    """Amazon answers 409 while another request for the object is under way: that is no lost race yet."""
+    storage = ObjectStorage(s3_url)
+    s3_proxy.once("conflict", "PUT")
+    storage.publish(NAME, [b"mine"], replace=False)
+    s3_proxy.once("conflict", "PUT")
+    with pytest.raises(StepExistsError):
+        storage.publish(NAME, [b"again"], replace=False)
+    assert storage.read(NAME) == b"mine"
+    s3_proxy.once("conflict", "PUT")
+    storage.publish(NAME, [b"new"], replace=True)
+    assert storage.read(NAME) == b"new"
+    s3_proxy.once("conflict", "POST")
+    storage.delete(NAME)
+    assert not storage.exists(NAME)
+    assert s3_proxy.injected["conflict"] == 4
+
+
+def test_a_recording_that_met_a_busy_store_is_not_dropped_from_the_spool(
+    s3_url: str, s3_proxy: FaultProxy
+) -> None:
+    s3_proxy.faults = Faults(conflict=0.3, kinds=("PUT", "POST"))
+    summary = train(s3_url, "record", range(8))
+    assert (summary.recorded, summary.lost, summary.waiting) == (8, (), ())
+    assert s3_proxy.injected["conflict"] > 2
+    s3_proxy.faults = Faults()
+    assert_whole(s3_url, range(8))
+
+
+def test_an_object_that_somebody_holds_is_an_error_in_plain_words(
+    az_url: str, az_server: AzureServer
+) -> None:
+    """A lease is no condition of ours: it is not taken for a race."""
+    storage = ObjectStorage(az_url)
+    storage.publish(NAME, [b"held"], replace=False)
+    az_server.lease(f"{az_url.rpartition('/')[2]}/{NAME}")
+    for attempt in (lambda: storage.delete(NAME), lambda: storage.publish(NAME, [b"new"], replace=True)):
+        with pytest.raises(StorageError, match=r"could not .*: status 412"):
+            attempt()
+    assert storage.read(NAME) == b"held"
 
 
 @pytest.mark.parametrize("fault", ["truncated", "reset", "error", "slow_down", "lost"])

@@ -74,6 +74,8 @@ def test_who_may_only_read_replays_and_is_told_so_before_a_run_begins(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", READER)
     assert train(s3_url, "replay", range(2)).replayed == 2
     assert run("check", s3_url).exit_code == 0
+    with pytest.raises(TapeReadOnlyError, match=r"could not delete it: .* \(AccessDenied\)"):
+        ObjectStorage(s3_url).delete("train/rollout/step_000000.parquet")
     for mode in ("record", "auto"):
         with pytest.raises(TapeReadOnlyError, match="does not allow it"):
             rolltape.Tape(s3_url, mode=mode)

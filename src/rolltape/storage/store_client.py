@@ -127,7 +127,7 @@ class StoreClient:
             obs.put(store, key, body, mode=mode, use_multipart=False, attributes={ATTEMPT: attempt})
 
         try:
-            self._tried(request, f"write {size} bytes", key, size=size, writing=True)
+            self._tried(request, f"write {size} bytes", key, size=size, writing=True, on_condition=new)
         except Taken:
             if self._attempt_of(key) != attempt:
                 raise
@@ -170,7 +170,7 @@ class StoreClient:
         def request(obs: Any, store: Any) -> tuple[int, bytes | None]:
             return _body(obs.get(store, key, options=options), most)
 
-        return self._tried(request, "read it", key)
+        return self._tried(request, "read it", key, on_condition=revision is not None)
 
     def get_end(self, key: str, length: int) -> tuple[Found, bytes]:
         """The last bytes of an object, at most ``length`` of them, and what is known about it."""
@@ -204,7 +204,7 @@ class StoreClient:
             answer = obs.get(store, key, options=options) if options else obs.get(store, key)
             return _found(key, answer.meta, answer.attributes), _body(answer, most)[1]
 
-        return self._tried(request, "read it", key, size=size or 0)
+        return self._tried(request, "read it", key, size=size or 0, on_condition=revision is not None)
 
     def list_level(self, key: str) -> Listed:
         """What is directly in a folder. As many requests as there are pages."""
@@ -248,7 +248,14 @@ class StoreClient:
     # -- trying ------------------------------------------------------------------------------------
 
     def _tried(
-        self, request: Callable[[Any, Any], T], doing: str, key: str, *, size: int = 0, writing: bool = False
+        self,
+        request: Callable[[Any, Any], T],
+        doing: str,
+        key: str,
+        *,
+        size: int = 0,
+        writing: bool = False,
+        on_condition: bool = False,
     ) -> T:
         """The answer to a request that is made until it succeeds, is refused, or the deadline has passed."""
         started, pause = time.monotonic(), _FIRST_PAUSE
@@ -273,7 +280,9 @@ class StoreClient:
                     raise Missing(key)
                 failure = Failure(Kind.NO_BUCKET, failure.said)  # nothing else can be missing
             if failure.kind is Kind.TAKEN:
-                raise Taken(key)
+                if on_condition:
+                    raise Taken(key)
+                failure = Failure(Kind.FINAL, failure.said)  # a lease on it, or whatever the store means
             if failure.kind is Kind.RANGE:
                 raise OutOfRange(key)
             waited = time.monotonic() - started

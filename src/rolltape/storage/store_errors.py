@@ -15,7 +15,12 @@ from rolltape.errors import RolltapeError, StorageError, StoreUnreachableError, 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9_.]{1,60})</Code>")
 _JSON_REASON = re.compile(r'"reason"\s*:\s*"([A-Za-z0-9_]{1,60})"')
+_OF_A_KEY = re.compile(r"request failed for key .*\(code: ([A-Za-z0-9_.]{1,60})\)$", re.MULTILINE)
+"""How a request to delete says what became of one key, though it was itself answered with 200."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+_DENIED = "AccessDenied"
+_BUSY = ("ConditionalRequestConflict", "OperationAborted")
+"""Another request for the object is under way: whether it is taken is known when that has ended."""
 _RANGE = ("Wanted range starting at", "Range started at")
 _METADATA = ("169.254.169.254", "fd00:ec2::254", "metadata.google.internal", "metadata/identity")
 
@@ -48,6 +53,8 @@ def failure_of(error: BaseException) -> Failure:
     name, text = type(error).__name__, str(error)
     status = int(found[1]) if (found := _STATUS.search(text)) else None
     code = found[1] if (found := _CODE.search(text) or _JSON_REASON.search(text)) else ""
+    if found := _OF_A_KEY.search(text):
+        status, code = (int(found[1]), "") if found[1].isdecimal() else (None, found[1])
     said = " ".join(filter(None, [f"status {status}" if status else "", code])) or _plain(name, text)
     # By the status too: what fails after obstore has tried again by itself is a GenericError, whatever it is.
     if isinstance(error, FileNotFoundError) or name == "NotFoundError" or status == 404:
@@ -55,9 +62,11 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(Kind.NO_BUCKET if no_bucket else Kind.MISSING, said)
     if any(sign in text for sign in _NO_BUCKET):
         return Failure(Kind.NO_BUCKET, said)
+    if code in _BUSY:  # obstore calls that AlreadyExistsError too
+        return Failure(Kind.PASSING, said)
     if name in ("AlreadyExistsError", "PreconditionError", "NotModifiedError") or status == 412:
         return Failure(Kind.TAKEN, said)
-    if name in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
+    if name in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403) or code == _DENIED:
         return Failure(Kind.DENIED, said)
     if any(sign in text for sign in _METADATA):
         return Failure(Kind.NO_CREDENTIALS, "no credentials in the environment, and no instance role answers")

@@ -52,6 +52,8 @@ class Uploads:
         self._names: dict[str, list[Task]] = {}
         self._busy: dict[str, Task] = {}
         """What is being done, by the group of its entry."""
+        self._refused: set[str] = set()
+        """Groups whose first entry the store refused: after all others, it is tried again."""
         self._bytes = 0
         self._threads = 0
         self._changed = threading.Condition()
@@ -194,7 +196,11 @@ class Uploads:
         """What may be done now; while the store does not answer, one thread at a time asks."""
         if time.monotonic() < self._resume_at or (self.away and self._busy):
             return None
-        entry = ready([task.entry for task in self._tasks.values()], self._busy.keys())
+        entries = [task.entry for task in self._tasks.values()]
+        entry = ready(entries, self._busy.keys() | self._refused)
+        if entry is None and self._refused:
+            self._refused.clear()
+            entry = ready(entries, self._busy.keys())
         return None if entry is None else self._tasks[entry.number]
 
     def _do(self, task: Task) -> None:
@@ -237,9 +243,11 @@ class Uploads:
             return
         if isinstance(error, StoreUnreachableError):
             self._note_away()
-        elif error.what not in self._told:  # it is kept, and tried again: credentials may come back
-            self._told.add(error.what)
-            self._failures.append((entry.name, error))
+        else:  # it is kept, and tried again: credentials may come back
+            self._refused.add(entry.group)
+            if error.what not in self._told:
+                self._told.add(error.what)
+                self._failures.append((entry.name, error))
         self._resume_at = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
 
