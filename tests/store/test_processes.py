@@ -8,12 +8,15 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import rolltape
-from rolltape.storage import ObjectStorage
+from rolltape.storage import ObjectStorage, storage_at
+from tests.object_servers.fault_proxy import FaultProxy
 from tests.store.runs import assert_same, batch_of, train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,6 +115,59 @@ def test_a_child_of_any_kind_uses_the_store_as_its_parent_does(s3_url: str, meth
     assert rolltape.open(s3_url).steps("rollout") == [0, 1, 2]
     lines = bytes(storage.read("train/metrics.jsonl")).splitlines()
     assert sorted(lines) == sorted([b"parent", b"child 1", b"child 2", b"parent again"])
+
+
+def forked(act: Callable[[], object]) -> int:
+    """What a forked child ends with; a signal if it hangs."""
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        try:
+            act()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+@pytest.mark.parametrize("mode", ["record", "auto", "replay"])
+def test_a_child_that_does_not_use_the_tape_asks_the_store_for_nothing(
+    s3_url: str, s3_proxy: FaultProxy, mode: str
+) -> None:
+    """The workers of a data loader: they must begin at once, also while the store is away."""
+    train(s3_url, "record", range(2))
+    with rolltape.Tape(s3_url, mode=mode, prefetch=False) as tape:
+        stage = tape.stage("rollout")(lambda step: batch_of(step))
+        with tape.step(2 if mode == "record" else 0):
+            stage(2 if mode == "record" else 0)
+        tape.flush()
+        s3_proxy.forget()
+        s3_proxy.away = True
+        assert forked(lambda: None) == 0
+        assert s3_proxy.requests == {}
+        s3_proxy.away = False
+        assert forked(lambda: tape.recording(1).value()) == 0
+
+
+def test_a_child_that_is_forked_while_the_index_of_segments_is_read(s3_url: str) -> None:
+    train(s3_url, "record", range(1))
+    storage = storage_at(s3_url)
+    reading, forked_by_now = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with storage._lock():
+            reading.set()
+            forked_by_now.wait()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    reading.wait()
+    try:
+        assert forked(lambda: storage.exists("train/rollout/step_000009.parquet")) == 0
+    finally:
+        forked_by_now.set()
+        thread.join()
 
 
 KILLED = """

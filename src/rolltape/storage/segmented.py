@@ -18,6 +18,7 @@ seconds old. There whoever folds files waits for longer than that between the in
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -87,7 +88,8 @@ class SegmentedStorage:
         self._asked = float("-inf")
         self._absent: dict[str, float] = {}
         """When it was asked whether a folded name has a file of its own too, and it had none."""
-        self._lock = threading.RLock()
+        self._locks: dict[int, threading.RLock] = {}
+        """By process: when one is forked, the lock of its parent may be held."""
 
     def __repr__(self) -> str:
         return f"SegmentedStorage({self.files!r})"
@@ -111,7 +113,7 @@ class SegmentedStorage:
 
     def index(self, *, newest: bool = False) -> SegmentIndex:
         """The index that holds; ``newest`` believes no list that was made before."""
-        with self._lock:
+        with self._lock():
             now, mark = time.monotonic(), self.files.mark(FOLDER)
             believed = not newest and now - self._asked <= FRESH
             if not (believed if mark is None else mark.settled and mark == self._mark):
@@ -145,7 +147,7 @@ class SegmentedStorage:
         Where another process was first, ``update`` is asked again. What it raises is raised.
         """
         while True:
-            with self._lock:
+            with self._lock():
                 self._load()
                 index = self._index
             try:
@@ -175,6 +177,9 @@ class SegmentedStorage:
 
     def _generations(self) -> list[int]:
         return sorted(n for name in self._store.names(FOLDER) if (n := generation_of(name)) is not None)
+
+    def _lock(self) -> threading.RLock:
+        return self._locks.setdefault(os.getpid(), threading.RLock())
 
     def _load(self) -> None:
         if isinstance(self.files, SpooledStorage) and self.files.away:

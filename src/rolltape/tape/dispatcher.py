@@ -30,7 +30,7 @@ from rolltape.storage import Storage
 from rolltape.storage.store_client import DEADLINE, seconds
 from rolltape.tape.blocks import Blocks
 from rolltape.tape.call_arguments import Arguments
-from rolltape.tape.current_run import current_run
+from rolltape.tape.current_run import current_run, other_run
 from rolltape.tape.inputs import Inputs, copy_inputs
 from rolltape.tape.manifest import Manifest
 from rolltape.tape.metrics import logged_steps
@@ -80,6 +80,7 @@ class Dispatcher:
         """That of the second tape, for what a replay computes anew."""
         self.closed = False
         self._last: Summary | None = None
+        self._is_others = other_run(storage)
         self.load()
         if (
             settings.world_size > 1 and self.recorder.renews
@@ -88,10 +89,19 @@ class Dispatcher:
         _open.add(self)
 
     def load(self) -> None:
-        """Put in the working parts. After a fork, too: a child must not share its parent's locks."""
+        """Put in the working parts. After a fork, too: a child must not share its parent's locks.
+
+        Without a question to the storage: most children never use the tape, and a store may be away.
+        """
         self._tally = Tally()
         self.recorder = Recorder(
-            self.storage, self.settings, self._tally, self.manifest, self.run, self.session
+            self.storage,
+            self.settings,
+            self._tally,
+            self.manifest,
+            self.run,
+            self.session,
+            self._is_others,
         )
         world_of = self.recorder.step_index.other_world
         self.player = Player(self.storage, self.settings, self._tally, self.manifest, world_of)

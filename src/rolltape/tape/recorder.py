@@ -8,7 +8,7 @@ import shlex
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -62,6 +62,7 @@ class Recorder:
         manifest: Manifest,
         run: str | None,
         session: str,
+        is_others: Callable[[Key], bool] | None,
     ) -> None:
         self._storage = storage
         self._tape = manifest.id
@@ -86,7 +87,11 @@ class Recorder:
             background=settings.background, max_pending_bytes=settings.max_pending_bytes, fail=self.failed
         )
         self.step_index = StepIndex(
-            storage, self.writer, reshard=settings.reshard, plays=settings.mode is not Mode.RECORD
+            storage,
+            self.writer,
+            is_others,
+            reshard=settings.reshard,
+            plays=settings.mode is not Mode.RECORD,
         )
         self._retention = Retention(storage, settings, self.step_index.remove)
         self._steps: dict[tuple[str, str], tuple[int, int | None]] = {}

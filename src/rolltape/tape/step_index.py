@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias, overload
 
@@ -35,12 +35,22 @@ class StepIndex:
     """Knows which steps are recorded; what is waiting to be written counts as recorded."""
 
     def __init__(
-        self, storage: Storage, writer: Writer, *, reshard: bool = False, plays: bool = True
+        self,
+        storage: Storage,
+        writer: Writer,
+        is_others: Callable[[Key], bool] | None,
+        *,
+        reshard: bool = False,
+        plays: bool = True,
     ) -> None:
-        """``plays``: whether what is there will be read; who only records need not know what it is."""
+        """Asks the storage for nothing: a process that was just forked may never want to know.
+
+        ``is_others`` tells whether a recording is another run's; None if none is. ``plays``: whether what is
+        there will be read; who only records need not know what it is.
+        """
         self._storage = storage
         self._writer = writer
-        self._is_others = other_run(storage)
+        self._is_others = is_others
         self._reshard = reshard
         self._plays = plays
         """Whether what another number of ranks recorded counts."""
