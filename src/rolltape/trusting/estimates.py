@@ -53,6 +53,8 @@ LONGER = 1.15
 one, for which it is about 0.8; of an exponential one it is 2."""
 HARMLESS = 0.35
 """Ratios whose logarithms times the power are usually below this have no tail to speak of."""
+OUT_WEIGHS = 0.3
+"""Of the squares on one side: what sticks out and has more than this is asked by itself."""
 SAFE = 300.0
 """A log-ratio up to which exp and its square do not overflow; above it everything is scaled."""
 
@@ -109,6 +111,8 @@ class Moments:
     """The same for their inverses."""
     sides: np.ndarray
     """Of the samples above the median, and of those below: see :func:`_side`."""
+    lost: np.ndarray
+    """Of the samples that stick out below: the sums of their squares, of w - 1 and of (w - 1)²."""
 
     @classmethod
     def of(cls, log_ratio: np.ndarray, groups: np.ndarray) -> Moments:
@@ -119,7 +123,10 @@ class Moments:
         sums = {name: np.bincount(groups.reshape(-1), row, prompts) for name, row in features.items()}
         away = log_ratio - np.median(log_ratio) if len(log_ratio) else log_ratio
         usual = 6 * 1.4826 * float(np.median(np.abs(away))) if len(away) else 0.0
-        return cls(sums, scale, down, np.array([_side(away, usual), _side(-away, usual)]))
+        sides = np.array([_side(away, usual), _side(-away, usual)])
+        below = -away > usual
+        short = np.expm1(log_ratio[below])
+        return cls(sums, scale, down, sides, np.array([(away[below] ** 2).sum(), short.sum(), short @ short]))
 
     @classmethod
     def of_tokens(cls, pairs: Pairs) -> Moments:
@@ -147,7 +154,8 @@ class Moments:
             )
             for name in moments[0].sums
         }
-        return cls(sums, scale, down, np.sum([one.sides for one in moments], axis=0))
+        sides, lost = (np.sum([getattr(one, name) for one in moments], axis=0) for name in ("sides", "lost"))
+        return cls(sums, scale, down, sides, lost)
 
     def exponent(self, name: str) -> float:
         """The logarithm by which a feature was scaled down."""
@@ -195,8 +203,9 @@ def estimates(moments: Moments, seed: int = 0, only: Sequence[str] = (*MEANS, "e
         if power is None:
             continue
         sides = moments.sides if name in OF_BOTH else moments.sides[[int(name in OF_INVERSE)]]
-        reason = _off_average(sums, one, name) or next(filter(None, (_unseen(x, power) for x in sides)), "")
-        if reason:
+        unseen = next(filter(None, (_unseen(x, power) for x in sides)), "")
+        off = "" if name in (*OF_INVERSE, *OF_BOTH) else _one_sided(moments)
+        if reason := _off_average(sums, one, name) or unseen or off:
             found[name] = Estimate(found[name].value, cannot_tell=reason)
     return Estimates(moments.count, moments.prompts, found)
 
@@ -208,7 +217,9 @@ def ess_of_prompts(sequences: Moments, seed: int = 0) -> Estimate:
     mean = sequences.sums["w-1"] / sequences.sums["n"]
     sums = np.stack([np.ones(len(mean)), mean, mean**2], axis=1)
     found = _ess(sums, math.exp(-sequences.scale), _Bootstrap(len(mean), seed))
-    reason = _unseen(sequences.sides[0], POWERS["ess"])
+    one = math.exp(-sequences.scale)
+    reason = _off_average(sequences.sums, one, "ess") or _unseen(sequences.sides[0], POWERS["ess"])
+    reason = reason or _one_sided(sequences)
     return Estimate(found.value, cannot_tell=reason) if reason else found
 
 
@@ -244,7 +255,7 @@ def _unseen(side: np.ndarray, power: float) -> str:
     if not number:
         return ""
     asked = [(count, math.sqrt(squares / number))]
-    if out_squares > 0.3 * squares:
+    if out_squares > OUT_WEIGHS * squares:
         asked.append((out, math.sqrt(out_spread / out)))
     enough = all(
         many * math.erfc(2 * power * size / math.sqrt(2)) / 2 >= FEWEST_IN_TAIL
@@ -271,6 +282,21 @@ def _off_average(sums: dict[str, np.ndarray], one: float, name: str) -> str:
         return ""
     average = 1 + excess / n / one if one > 0 else math.inf
     return f"ratios average {average:.3g}, not 1"
+
+
+def _one_sided(moments: Moments) -> str:
+    """Whether samples that stick out below weigh, and nothing above makes up for them.
+
+    Ratios average 1. Where some are nearly 0, as those of a few broken sequences are, the others must be above
+    1 by as much, and be seen to be: else what makes up for them are ratios so large and rare that none was met.
+    """
+    squares, short, spread = moments.lost.tolist()
+    if squares <= OUT_WEIGHS * float(moments.sides[1, 2]):
+        return ""
+    rest = float(moments.sums["w-1"].sum()) - math.exp(-moments.scale) * short
+    error = math.sqrt(max(float(moments.sums["chi2"].sum()) - math.exp(-2 * moments.scale) * spread, 0.0))
+    half = -math.exp(-moments.scale) * short / 2
+    return "" if rest >= half >= error else "some ratios are nearly 0, and none makes up for them"
 
 
 def _excess(d: np.ndarray) -> tuple[np.ndarray, float, float]:
