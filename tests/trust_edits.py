@@ -1,9 +1,9 @@
-"""Policies made from a recorded one by edits that trainers make, with what is known of the two in closed form.
+"""Policies made from a recorded one by edits that trainers make, with what is known of the two exactly.
 
 A recorded policy has some contexts with all their logits. A prompt has some sequences, a sequence draws the
-contexts of its tokens by chance, so that tokens are alike and independent: KL, χ² and ESS over tokens are sums
-over contexts and vocabulary, those over sequences follow from the moments of a token, those over prompts from
-those of a sequence.
+contexts of its tokens by chance, so that tokens are alike and independent: KL, χ² and ESS over tokens are
+sums over contexts and vocabulary, those over sequences follow from the moments of a token, those over prompts
+from those of a sequence.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Edit:
     ours: np.ndarray
     """The engine's log-probs: contexts × vocabulary."""
     theirs: Sequence[tuple[float, np.ndarray]]
+    shifted: bool = False
+    """Whether a token is given the log-prob of the one before it, and the first that of the last."""
 
     def draw(self, rng: np.random.Generator, prompts: int, n: int) -> Pairs:
         """What is recorded: prompts of some sequences each, under both policies."""
@@ -42,9 +44,12 @@ class Edit:
         ids = sample(rng, self.ours[contexts])
         which = rng.choice(len(self.theirs), len(lengths), p=[share for share, _ in self.theirs])
         scored = np.stack([theirs for _, theirs in self.theirs])
+        trainer = scored[np.repeat(which, lengths), contexts, ids]
+        if self.shifted:
+            trainer = np.concatenate([np.roll(row, 1) for row in np.split(trainer, np.cumsum(lengths)[:-1])])
         return Pairs(
-            engine=self.ours[contexts, ids], trainer=scored[np.repeat(which, lengths), contexts, ids],
-            lengths=lengths, groups=np.arange(prompts * n) // n, names=tuple(map(str, range(prompts * n))),
+            engine=self.ours[contexts, ids], trainer=trainer, lengths=lengths,
+            groups=np.arange(prompts * n) // n, names=tuple(map(str, range(prompts * n))),
         )  # fmt: skip
 
     def tokens(self) -> dict[str, float]:
@@ -52,7 +57,7 @@ class Edit:
         return _mixed([(share, self._token(theirs)) for share, theirs in self.theirs])
 
     def sequences(self) -> dict[str, float]:
-        """What is known over sequences, whose tokens are independent."""
+        """What is known over sequences, whose tokens are independent; those of shifted ones are not."""
         share = 1 / len(LENGTHS)
         return _mixed(
             [
@@ -73,6 +78,8 @@ class Edit:
         some = np.isfinite(self.ours)  # what the engine can sample
         q = np.where(some, np.exp(np.where(some, self.ours, 0)), 0) / len(self.ours)
         d = np.where(some, theirs - np.where(some, self.ours, 0), 0)
+        if self.shifted:  # of two tokens, which have nothing to do with each other
+            d, q = np.subtract.outer(theirs.ravel(), self.ours.ravel()), np.outer(q, q)
         w = np.exp(d)
         of = {
             "d": d, "d2": d * d, "mean_ratio": w, "wd": w * d, "wd2": w * d * d, "w2": w * w, "1/w": 1 / w,
@@ -137,7 +144,7 @@ def edits() -> dict[str, Edit]:
     ours = log_softmax(logits)
     kept = top_p(ours, 0.9)
     off = [(0.99, log_softmax(noisy(logits, 0.01))), (0.01, log_softmax(noisy(logits, 1.0)))]
-    found = {
+    return {
         "temperature": _whole(lambda logits: logits / 0.95),
         "top-p": Edit(kept, [(1.0, ours)]),
         "1 % broken by 100 times": Edit(ours, off),
@@ -146,5 +153,5 @@ def edits() -> dict[str, Edit]:
         "int8": _whole(int8),
         "wrong routes": _whole(_routed),
         "lost eos": _whole(_without_eos),
+        "shifted": Edit(ours, [(1.0, ours)], shifted=True),
     }
-    return found

@@ -46,6 +46,8 @@ MANY_PROMPTS = 20_000
 """With more, the interval is that of the normal distribution, which the bootstrap would give as well."""
 FEWEST_IN_TAIL = 20
 """How many samples must be where an average of ratios gets its variance from, if log-ratios are normal."""
+FEWEST_MIRRORED = 17
+"""The same, as the outermost tenth of the other side tells."""
 FEWEST_IN_LONG_TAIL = 10
 """The same for a tail that is longer than a normal one."""
 LONGER = 1.15
@@ -53,6 +55,7 @@ LONGER = 1.15
 one, for which it is about 0.8; of an exponential one it is 2."""
 HARMLESS = 0.35
 """Ratios whose logarithms times the power are usually below this have no tail to speak of."""
+TOO_FEW = "samples are too few for ratios that vary so much"
 OUT_WEIGHS = 0.3
 """Of the squares on one side: what sticks out and has more than this is asked by itself."""
 SAFE = 300.0
@@ -204,7 +207,7 @@ def estimates(moments: Moments, seed: int = 0, only: Sequence[str] = (*MEANS, "e
             continue
         sides = moments.sides if name in OF_BOTH else moments.sides[[int(name in OF_INVERSE)]]
         unseen = next(filter(None, (_unseen(x, power) for x in sides)), "")
-        off = "" if name in (*OF_INVERSE, *OF_BOTH) else _one_sided(moments)
+        off = "" if name in (*OF_INVERSE, *OF_BOTH) else _one_sided(moments) or _mirrored(moments, power)
         if reason := _off_average(sums, one, name) or unseen or off:
             found[name] = Estimate(found[name].value, cannot_tell=reason)
     return Estimates(moments.count, moments.prompts, found)
@@ -219,7 +222,7 @@ def ess_of_prompts(sequences: Moments, seed: int = 0) -> Estimate:
     found = _ess(sums, math.exp(-sequences.scale), _Bootstrap(len(mean), seed))
     one = math.exp(-sequences.scale)
     reason = _off_average(sequences.sums, one, "ess") or _unseen(sequences.sides[0], POWERS["ess"])
-    reason = reason or _one_sided(sequences)
+    reason = reason or _one_sided(sequences) or _mirrored(sequences, POWERS["ess"])
     return Estimate(found.value, cannot_tell=reason) if reason else found
 
 
@@ -228,18 +231,24 @@ def _side(away: np.ndarray, usual: float) -> list[float]:
 
     How many samples there are; of those on this side their number and squares; of those beyond ``usual``
     their number, squares, and squares counted from the nearest of them; of the outermost hundredth, or 40,
-    their number, how far away it begins, and by how much they exceed that. All are sums: steps are added.
+    and of the outermost tenth their number, how far away they begin, and by how much they exceed that. All
+    are sums: steps are added.
     """
     mine = away[away > 0]
     out = mine[mine > usual]
-    count = min(max(len(away) // 100, 40), len(away) // 10)
-    top = np.sort(away)[len(away) - count :]
     nearest = float(out.min(initial=np.inf)) if len(out) else 0.0
-    begin = float(top[0]) if count else 0.0
+    tenth, order = len(away) // 10, np.sort(away)
     return [
         len(away), len(mine), float((mine**2).sum()), len(out), float((out**2).sum()),
-        float(((out - nearest) ** 2).sum()), count, count * begin, float((top - begin).sum()),
+        float(((out - nearest) ** 2).sum()), *_outermost(order, min(max(len(away) // 100, 40), tenth)),
+        *_outermost(order, tenth),
     ]  # fmt: skip
+
+
+def _outermost(order: np.ndarray, count: int) -> tuple[float, float, float]:
+    top = order[len(order) - count :]
+    begin = float(top[0]) if count else 0.0
+    return count, count * begin, float((top - begin).sum())
 
 
 def _unseen(side: np.ndarray, power: float) -> str:
@@ -251,7 +260,7 @@ def _unseen(side: np.ndarray, power: float) -> str:
     that is longer than a normal one, and falls off as exp(-β d), the variance is not finite unless 2 · power
     is below β, and half of it comes from beyond log 2 / (β - 2 · power).
     """
-    count, number, squares, out, out_squares, out_spread, top, begin, excess = side.tolist()
+    count, number, squares, out, out_squares, out_spread, top, begin, excess, *_ = side.tolist()
     if not number:
         return ""
     asked = [(count, math.sqrt(squares / number))]
@@ -266,7 +275,35 @@ def _unseen(side: np.ndarray, power: float) -> str:
         fall = top / excess * (1 - 1 / math.sqrt(top))  # at most by one standard error too long
         beyond = math.exp(-fall * math.log(2) / (fall - 2 * power)) if fall > 2 * power else 0.0
         enough = top * beyond >= FEWEST_IN_LONG_TAIL
-    return "" if enough else "samples are too few for ratios that vary so much"
+    return "" if enough else TOO_FEW
+
+
+def _mirrored(moments: Moments, power: float) -> str:
+    """The same question as :func:`_unseen`, asked of the outermost tenth on the other side.
+
+    Where some sequences are longer than others, theirs are the ratios that decide, and they are fewer than
+    all. How widely they vary is seen below the median as well as above, and asked there it does not depend on
+    whether large ratios were met: to ask those would choose the samples that lack them.
+    """
+    _, number, squares, *_ = moments.sides[0].tolist()
+    *_, top, begin, excess = moments.sides[1].tolist()
+    if not number or not top or excess <= 0 or begin <= 0 or power * math.sqrt(squares / number) <= HARMLESS:
+        return ""
+    begin, size = begin / top, _tail_size(begin / top, excess / top)
+    share = math.erfc(2 * power * size / math.sqrt(2)) / math.erfc(begin / size / math.sqrt(2))
+    return "" if top * share >= FEWEST_MIRRORED else TOO_FEW
+
+
+def _tail_size(begin: float, excess: float) -> float:
+    """The standard deviation of a normal distribution whose samples beyond ``begin`` exceed it so much."""
+    low, high = excess / 8, 8 * (begin + excess)
+    for _ in range(40):
+        size = math.sqrt(low * high)
+        away = begin / size
+        beyond = math.erfc(away / math.sqrt(2)) / 2
+        mean = size * (math.exp(-away * away / 2) / math.sqrt(2 * math.pi) / beyond - away) if beyond else 0.0
+        low, high = (size, high) if mean < excess else (low, size)
+    return size
 
 
 def _off_average(sums: dict[str, np.ndarray], one: float, name: str) -> str:
@@ -287,8 +324,9 @@ def _off_average(sums: dict[str, np.ndarray], one: float, name: str) -> str:
 def _one_sided(moments: Moments) -> str:
     """Whether samples that stick out below weigh, and nothing above makes up for them.
 
-    Ratios average 1. Where some are nearly 0, as those of a few broken sequences are, the others must be above
-    1 by as much, and be seen to be: else what makes up for them are ratios so large and rare that none was met.
+    Ratios average 1. Where some are nearly 0, as those of a few broken sequences are, the others must be
+    above 1 by as much, and be seen to be: else what makes up for them are ratios so large and rare that none
+    was met.
     """
     squares, short, spread = moments.lost.tolist()
     if squares <= OUT_WEIGHS * float(moments.sides[1, 2]):

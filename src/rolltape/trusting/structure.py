@@ -180,7 +180,7 @@ def _named_shift(pairs: Pairs, rows: np.ndarray, lag: int, place: int) -> Findin
 
 
 def _swapped(pairs: Pairs) -> Iterator[Finding]:
-    """Rows that have the log-probs of other rows: their beginning, or where rows are padded left, their end."""
+    """Rows that have the log-probs of other rows: as far as both go, from the front or from the end."""
     straight, _ = _residual(pairs, 0)
     suspect = np.flatnonzero((straight > 0.02) & (pairs.lengths >= 4))[:64]
     if not len(suspect):
@@ -293,8 +293,8 @@ def _silent_padding(pairs: Pairs) -> Iterator[Finding]:
         if long.sum() >= 3 and len(np.unique(edge[long])) == 1 and long.sum() >= 0.3 * len(runs):
             yield Finding(
                 "padding counted",
-                f"the {where} {_many(runs[long])} of {int(long.sum())} of {counted(len(runs), 'sequence')} are "
-                "one id over and over with the same filler on both sides: they make every mean look better",
+                f"the {where} {_many(runs[long])} of {int(long.sum())} of {counted(len(runs), 'sequence')} "
+                "are one id over and over, filled alike on both sides: they make every mean look better",
                 int(long.sum()),
             )
             return
