@@ -79,6 +79,7 @@ PROMISES = (
     Promise("viewer", "step page, seconds", "<=", 1, "docs/viewer.md"),
     Promise("viewer", "sample page, seconds", "<=", 0.3, "docs/viewer.md"),
     Promise("viewer", "memory, MB", "<=", 500, "docs/viewer.md"),
+    Promise("trl", "meter of trust, % of a step", "<=", 1, "docs/trust.md"),
     Promise("trl", "recording, % of a step", "<=", 2, "docs/trl.md"),
     Promise("trl", "recording, % of a step at most", "<=", 2, "docs/trl.md"),
     Promise("trl", "replay of generation, times faster", ">=", 50, "docs/trl.md"),

@@ -1,4 +1,4 @@
-"""TRL's trainer with a tape and without: what recording adds to a step, and what replay takes off it.
+"""TRL's trainer with a tape and without: what recording and the meter add to a step, what replay takes off.
 
 python -m benchmarks --only trl        in the environment of the stack `trl`
 """
@@ -18,10 +18,12 @@ import torch
 from rich.table import Table
 from transformers import TrainerCallback
 
+import rolltape
 from benchmarks.promises import Figure
 from benchmarks.report import Part, console
 from rolltape import Tape
 from rolltape.integrations.trl import instrument
+from rolltape.trusting.live import COST
 from tests.trl import models
 from tests.trl.training import build
 
@@ -107,7 +109,10 @@ def section(folder: Path, rounds: int) -> Part:
     for name, ends in found.items():
         table.add_row(name, *(_between([factor * end for end in ends]) for factor in (1000, 100 / step)))
     console.print(table)
+    meter = meter_seconds(tiny, folder)
+    console.print(f"the meter of trust takes {1000 * meter:.2f} ms a step of a replay, with 16 × 128 tokens")
     figures = {
+        "meter of trust, % of a step": Figure(100 * meter / step),
         "recording, % of a step": Figure(100 * statistics.median(long.costs()) / step),
         "recording, % of a step at most": Figure(100 * interval(short.costs())[1] / step),
         "replay of generation, times faster": Figure(
@@ -115,7 +120,16 @@ def section(folder: Path, rounds: int) -> Part:
         ),
     }
     steps = {"short": short.times.steps, "long": long.times.steps}
-    return Part(figures, {"costs_s": found, "steps_s": steps})
+    return Part(figures, {"costs_s": found, "steps_s": steps, "meter_s": meter})
+
+
+def meter_seconds(model: str, folder: Path, steps: int = 12) -> float:
+    """What the live meter takes of a step of a replay, as it says itself; short steps have as many tokens."""
+    base, out = folder / "scored", folder / "metered"
+    train(model, folder, Tape(base, mode="record"), steps, logprobs=True)
+    train(model, folder, Tape(base, mode="replay", out=out), steps, logprobs=True)
+    taken = [line[COST] for line in rolltape.open(out).metrics().values()]
+    return statistics.median(taken[WARM_UP:])
 
 
 def _found(short: Run, long: Run) -> dict[str, tuple[float, ...]]:
@@ -153,13 +167,15 @@ def _chosen(values: list[float], plain: bool) -> list[float]:
     return [value for step, value in enumerate(values, WARM_UP) if is_plain(step) is plain]
 
 
-def train(model: str, folder: Path, tape: Tape, steps: int, *, in_turn: bool = False) -> Times:
+def train(
+    model: str, folder: Path, tape: Tape, steps: int, *, in_turn: bool = False, logprobs: bool = False
+) -> Times:
     """One run; with ``in_turn`` half of the steps are as TRL has them, and the tape knows none of those."""
     trainer = build(model, folder / "run", max_steps=steps + WARM_UP, **OPTIONS)
     times, inner, outer = Times(), [], []
     own = {name: getattr(trainer, name) for name in METHODS}
     vars(trainer).update({name: _timed(method, inner) for name, method in own.items()})
-    instrument(trainer, tape)
+    instrument(trainer, tape, logprobs=logprobs)
     taped = {name: _timed(getattr(trainer, name), outer) for name in METHODS}
     keeper = trainer.callback_handler.callbacks[0]
     keeper.on_log = _timed(keeper.on_log, outer)

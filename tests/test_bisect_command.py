@@ -522,6 +522,21 @@ def test_histories_that_have_nothing_in_common(place, monkeypatch):
     assert "have no commit in common" in done.stderr
 
 
+def test_a_shallow_clone_with_a_detached_head_and_a_dirty_tree(scripted, place, monkeypatch):
+    ids = scripted("clean", "clean", "clean", "clean", "diverges", "diverges")
+    clone = place / "a shallow clone"
+    git(place, "clone", "-q", "--depth", "4", f"file://{place / 'repo'}", str(clone))
+    git(clone, "checkout", "-q", "--detach", ids[3])
+    (clone / "kind").write_text("dirty\n")
+    monkeypatch.chdir(clone)
+    assert bisect("--good", ids[2], "--bad", ids[5], *SCRIPTED)["commit"]["id"] == ids[4]
+    assert (git(clone, "rev-parse", "HEAD"), (clone / "kind").read_text()) == (ids[3], "dirty\n")
+    done = run("bisect", "../tapes/base", "--good", ids[0], "--bad", ids[5], *SCRIPTED)
+    assert done.exit_code == 2
+    assert "the clone is shallow" in done.stderr
+    assert "git fetch --unshallow" in done.stderr
+
+
 def test_submodules_are_said(scripted, place):
     ids = scripted("clean", "diverges")
     (place / "repo/.gitmodules").write_text('[submodule "x"]\n\tpath = x\n\turl = ../x\n')

@@ -11,7 +11,8 @@ from rolltape.errors import BatchError
 from rolltape.trusting import Pairs, over_sequences, over_tokens, tails
 from rolltape.trusting.estimates import RATE, Moments, ess_of_prompts, estimates
 from rolltape.trusting.tails import worst_sequences, worst_tokens
-from tests.trust_policies import World, bf16, drifted, int8, log_softmax, noisy, sample, top_p
+from tests.trust_edits import edits
+from tests.trust_policies import World, log_softmax, sample, top_p
 
 SEEDS = 200
 MOST_UNTOLD = 0.1
@@ -94,41 +95,19 @@ def test_sequences_broken_a_hundredfold_are_in_the_interval_or_it_cannot_tell():
     assert told["ess"] <= 0.05 * SEEDS, "nobody can tell the ESS from a handful of broken sequences"
 
 
-EDITS = {
-    "temperature": lambda world: log_softmax(world.logits / 0.9),
-    "stale by 3 updates": lambda world: log_softmax(drifted(world.logits, 3)),
-    "bf16": lambda world: log_softmax(bf16(world.logits)),
-    "int8": lambda world: log_softmax(int8(world.logits)),
-    "wrong routes": lambda world: log_softmax(
-        np.where(np.arange(len(world.logits))[:, None] % 20 == 0, noisy(world.logits, 1.0), world.logits)
-    ),
-}
+BOTH = ["k1", "k2"]
+ENOUGH = {"1 % broken by 100 times": [], "top-p": BOTH, "wrong routes": BOTH, "shifted": BOTH}
+"""What has to be told of these edits; of all others KL both ways, χ² and ESS."""
 
 
-@pytest.mark.parametrize("edit", EDITS)
-def test_intervals_cover_what_a_known_edit_of_a_policy_makes(edit):
-    """The contexts are given; prompts draw theirs by chance, so that the truth is the mean over contexts."""
-    world = World(11, prompts=64, n=4)
-    ours, theirs = log_softmax(world.logits), EDITS[edit](world)
-    d, q = theirs - ours, np.exp(ours)
-    truth = {
-        "k1": float((q * -d).sum(axis=1).mean()),
-        "k2": float((q * d * d / 2).sum(axis=1).mean()),
-        "k3": float((q * -d).sum(axis=1).mean()),
-        "reverse_k3": float((np.exp(theirs) * d).sum(axis=1).mean()),
-        "chi2": float((q * np.expm1(d) ** 2).sum(axis=1).mean()),
-    }
-    truth["ess"] = 1 / (1 + truth["chi2"])
-    prompts, n = 64, 60
-    groups = np.repeat(np.arange(prompts), n)
-
-    def draw(rng):
-        contexts = rng.integers(0, len(d), len(groups))
-        ids = sample(rng, ours[contexts])
-        return Moments.of(d[contexts, ids], groups)
-
-    told, right = covered(truth, draw)
-    check(told, right, names=["k1", "k2"] if edit == "wrong routes" else ["k1", "k2", "k3"])
+@pytest.mark.parametrize("edit", edits())
+def test_intervals_over_tokens_cover_what_a_known_edit_of_a_policy_makes(edit):
+    """Those over sequences and prompts: tests/slow/test_trust_coverage.py."""
+    made = edits()[edit]
+    names = ("k1", "k2", "k3", "reverse_k1", "reverse_k2", "reverse_k3", "chi2", "ess")
+    truth = {name: made.tokens()[name] for name in names}
+    told, right = covered(truth, lambda rng: Moments.of_tokens(made.draw(rng, 64, 8)))
+    check(told, right, names=ENOUGH.get(edit, names))
 
 
 def test_what_rests_on_whole_distributions_is_not_told_of_a_kept_part():

@@ -127,6 +127,17 @@ def test_padding_that_both_sides_fill_alike_makes_means_look_better(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_padding_in_front_is_no_prompt(seed):
+    """Rows are padded left, and the mask is too wide: one id over and over, of unequal numbers."""
+    _, pairs = usual(seed)
+    head = pairs.within < np.random.default_rng(seed).integers(0, 6, 256)[pairs.sequence]
+    ids = np.where(head, PAD, pairs.ids)
+    assert kinds(replace(pairs, engine=np.where(head, 0.0, pairs.engine), ids=ids)) == ["padding counted"]
+    alike = {name: np.where(head, 0.0, getattr(pairs, name)) for name in ("engine", "trainer")}
+    assert kinds(replace(pairs, **alike, ids=ids)) == ["padding counted"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_eos_dropped(seed):
     world, pairs = usual(seed)
     lost = world.pairs(log_softmax(without_eos(noisy(world.logits, 0.01))))
@@ -184,6 +195,34 @@ def test_rows_swapped(seed):
             a, b = pairs.row(one), pairs.row(other)
             moved[a], moved[b] = pairs.trainer[b], pairs.trainer[a]
     assert kinds(replace(pairs, trainer=moved)) == ["rows swapped"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("left", [False, True])
+def test_rows_sorted_by_length_and_not_put_back(seed, left):
+    """Padded rows: what is in the places of a row are those of a row of another length, and its padding."""
+    _, pairs = usual(seed)
+    width = int(pairs.lengths.max())
+    on = np.arange(width) < pairs.lengths[:, None]
+    on = on[:, ::-1] if left else on
+    padded = np.zeros(on.shape)
+    padded[on] = pairs.trainer
+    moved = padded[np.argsort(pairs.lengths, kind="stable")][on]
+    assert kinds(replace(pairs, trainer=moved)) == ["rows swapped"]
+
+
+@pytest.mark.parametrize("share", [0.15, 0.2])
+def test_sequences_that_are_off_hundreds_of_times(share):
+    """15 to 20 % of the sequences off by 100 to 670 times (NeMo-RL #2100)."""
+    world = World(1)
+    size = np.full(256, 0.003)
+    many = int(share * 256)
+    size[:many] = np.random.default_rng(0).uniform(100, 670, many) * 0.003
+    size = np.random.default_rng(1).permutation(size)
+    pairs = world.pairs(log_softmax(noisy(world.logits, np.repeat(size, world.lengths)[:, None], 2)))
+    (found,) = find_structure(pairs)
+    assert found.kind == "broken sequences"
+    assert 0.9 * many <= found.affected <= many
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -182,6 +182,17 @@ def test_a_shift_is_named_on_a_tape(tmp_path, base):
     assert [one.kind for one in found.findings] == ["shifted by one"]
 
 
+@pytest.mark.parametrize("layout", ["padded", "ragged"])
+def test_rows_that_were_sorted_and_not_put_back_are_named(tmp_path, layout):
+    def by_length(step, rows):
+        order = np.argsort([np.count_nonzero(row) for row in rows], kind="stable")
+        return rows[order] if layout == "padded" else [rows[at] for at in order]
+
+    found = rolltape.trust(record(tmp_path / "sorted", layout=layout, edit=by_length))
+    assert found.verdict is Verdict.PLUMBING_ONLY
+    assert [one.kind for one in found.findings] == ["rows swapped"]
+
+
 def test_a_lost_eos_is_named_by_the_lengths_of_rows(tmp_path):
     base = record(tmp_path / "base", layout="ragged")
     lost = replay(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rolltape.trusting.estimates import RATE, Moments, estimates
+from rolltape.trusting.estimates import RATE, Moments, ess_of_prompts, estimates
 from tests.slow.soak import SOAKING, draw, each_round
+from tests.trust_edits import SEQUENCES, TOKENS, Edit, edits
 from tests.trust_families import FRESH, TUNED, Family, check_moments
 
 SEEDS = 200
@@ -75,3 +76,57 @@ def test_every_interval_lies_in_the_band_of_99_percent_for_seeds_seen_once(name)
     found = covered(family, 2)
     assert outside(found, 0.01) == []
     assert untold(found, needed) == []
+
+
+PROMPTS, N = 128, 8
+KL = ("k1", "k2", "k3", "reverse_k1", "reverse_k2", "reverse_k3")
+ALL = (*KL, "chi2", "ess")
+ENOUGH: dict[str, dict[str, tuple[str, ...]]] = {
+    "top-p": {"tokens": ("k1", "k2", "mean_ratio"), "sequences": ("k1", "k2", "mean_ratio")},
+    "1 % broken by 100 times": {},  # ten sequences
+    "stale by 3": {"tokens": ALL, "sequences": ("k1", "k2", "k3", "reverse_k1")},
+    "stale by 6": {"tokens": ALL, "sequences": ("k1", "k2")},
+    "wrong routes": {"tokens": ("k1", "k2"), "sequences": ("k1", "k2")},
+    "shifted": {"tokens": ("k1", "k2")},
+}
+"""What has to be told of an edit, by level; of the others all of it."""
+
+
+def covered_by_level(edit: Edit, root: int) -> dict[str, dict[str, tuple[int, int]]]:
+    """Per level and estimate: how many intervals there were, and how many of them covered the truth."""
+    truth = {"tokens": {name: edit.tokens()[name] for name in TOKENS if name != "beyond"}}
+    if not edit.shifted:
+        truth["sequences"] = {name: edit.sequences()[name] for name in SEQUENCES}
+        truth["prompts"] = {"ess": edit.prompts(N)}
+    found = {level: {name: [0, 0] for name in of} for level, of in truth.items()}
+    for seed in range(SEEDS):
+        pairs = edit.draw(np.random.default_rng([root, seed]), PROMPTS, N)
+        sequences = Moments.of_sequences(pairs)
+        made = {
+            "tokens": estimates(Moments.of_tokens(pairs), seed, TOKENS).of,
+            "sequences": estimates(sequences, seed, SEQUENCES).of,
+            "prompts": {"ess": ess_of_prompts(sequences, seed)},
+        }
+        for level, of in truth.items():
+            for name, value in of.items():
+                one = made[level][name]
+                if one.low is not None and one.high is not None:
+                    found[level][name][0] += 1
+                    found[level][name][1] += one.low - 1e-12 <= value <= one.high + 1e-12
+    return {level: {name: (told, right) for name, (told, right) in of.items()} for level, of in found.items()}
+
+
+@each_round
+def test_intervals_over_tokens_sequences_and_prompts_cover_what_edits_make(soak_round):
+    """Every edit of a recorded policy; a round of `make test` draws one."""
+    every = edits()
+    names = sorted(every) if SOAKING else draw("edits", soak_round).sample(sorted(every), 1)
+    checks, off = 0, []
+    for name in names:
+        enough = ENOUGH.get(name, {"tokens": ALL, "sequences": ALL, "prompts": ("ess",)})
+        for level, found in covered_by_level(every[name], 2000 + soak_round).items():
+            assert outside(found, 1e-4) == [], (name, level)
+            assert untold(found, enough.get(level, ())) == [], (name, level)
+            checks += sum(told >= 20 for told, _ in found.values())
+            off += [(name, level, *one) for one in outside(found, 0.01)]
+    assert len(off) <= max(0.05 * checks, 1), off

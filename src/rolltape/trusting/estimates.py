@@ -46,6 +46,8 @@ MANY_PROMPTS = 20_000
 """With more, the interval is that of the normal distribution, which the bootstrap would give as well."""
 FEWEST_IN_TAIL = 20
 """How many samples must be where an average of ratios gets its variance from, if log-ratios are normal."""
+FEWEST_MIRRORED = 17
+"""The same, as the outermost tenth of the other side tells."""
 FEWEST_IN_LONG_TAIL = 10
 """The same for a tail that is longer than a normal one."""
 LONGER = 1.15
@@ -53,6 +55,9 @@ LONGER = 1.15
 one, for which it is about 0.8; of an exponential one it is 2."""
 HARMLESS = 0.35
 """Ratios whose logarithms times the power are usually below this have no tail to speak of."""
+TOO_FEW = "samples are too few for ratios that vary so much"
+OUT_WEIGHS = 0.3
+"""Of the squares on one side: what sticks out and has more than this is asked by itself."""
 SAFE = 300.0
 """A log-ratio up to which exp and its square do not overflow; above it everything is scaled."""
 
@@ -109,6 +114,8 @@ class Moments:
     """The same for their inverses."""
     sides: np.ndarray
     """Of the samples above the median, and of those below: see :func:`_side`."""
+    lost: np.ndarray
+    """Of the samples that stick out below: the sums of their squares, of w - 1 and of (w - 1)²."""
 
     @classmethod
     def of(cls, log_ratio: np.ndarray, groups: np.ndarray) -> Moments:
@@ -119,7 +126,10 @@ class Moments:
         sums = {name: np.bincount(groups.reshape(-1), row, prompts) for name, row in features.items()}
         away = log_ratio - np.median(log_ratio) if len(log_ratio) else log_ratio
         usual = 6 * 1.4826 * float(np.median(np.abs(away))) if len(away) else 0.0
-        return cls(sums, scale, down, np.array([_side(away, usual), _side(-away, usual)]))
+        sides = np.array([_side(away, usual), _side(-away, usual)])
+        below = -away > usual
+        short = np.expm1(log_ratio[below])
+        return cls(sums, scale, down, sides, np.array([(away[below] ** 2).sum(), short.sum(), short @ short]))
 
     @classmethod
     def of_tokens(cls, pairs: Pairs) -> Moments:
@@ -147,7 +157,8 @@ class Moments:
             )
             for name in moments[0].sums
         }
-        return cls(sums, scale, down, np.sum([one.sides for one in moments], axis=0))
+        sides, lost = (np.sum([getattr(one, name) for one in moments], axis=0) for name in ("sides", "lost"))
+        return cls(sums, scale, down, sides, lost)
 
     def exponent(self, name: str) -> float:
         """The logarithm by which a feature was scaled down."""
@@ -195,8 +206,9 @@ def estimates(moments: Moments, seed: int = 0, only: Sequence[str] = (*MEANS, "e
         if power is None:
             continue
         sides = moments.sides if name in OF_BOTH else moments.sides[[int(name in OF_INVERSE)]]
-        reason = _off_average(sums, one, name) or next(filter(None, (_unseen(x, power) for x in sides)), "")
-        if reason:
+        unseen = next(filter(None, (_unseen(x, power) for x in sides)), "")
+        off = "" if name in (*OF_INVERSE, *OF_BOTH) else _one_sided(moments) or _mirrored(moments, power)
+        if reason := _off_average(sums, one, name) or unseen or off:
             found[name] = Estimate(found[name].value, cannot_tell=reason)
     return Estimates(moments.count, moments.prompts, found)
 
@@ -208,7 +220,9 @@ def ess_of_prompts(sequences: Moments, seed: int = 0) -> Estimate:
     mean = sequences.sums["w-1"] / sequences.sums["n"]
     sums = np.stack([np.ones(len(mean)), mean, mean**2], axis=1)
     found = _ess(sums, math.exp(-sequences.scale), _Bootstrap(len(mean), seed))
-    reason = _unseen(sequences.sides[0], POWERS["ess"])
+    one = math.exp(-sequences.scale)
+    reason = _off_average(sequences.sums, one, "ess") or _unseen(sequences.sides[0], POWERS["ess"])
+    reason = reason or _one_sided(sequences) or _mirrored(sequences, POWERS["ess"])
     return Estimate(found.value, cannot_tell=reason) if reason else found
 
 
@@ -217,18 +231,24 @@ def _side(away: np.ndarray, usual: float) -> list[float]:
 
     How many samples there are; of those on this side their number and squares; of those beyond ``usual``
     their number, squares, and squares counted from the nearest of them; of the outermost hundredth, or 40,
-    their number, how far away it begins, and by how much they exceed that. All are sums: steps are added.
+    and of the outermost tenth their number, how far away they begin, and by how much they exceed that. All
+    are sums: steps are added.
     """
     mine = away[away > 0]
     out = mine[mine > usual]
-    count = min(max(len(away) // 100, 40), len(away) // 10)
-    top = np.sort(away)[len(away) - count :]
     nearest = float(out.min(initial=np.inf)) if len(out) else 0.0
-    begin = float(top[0]) if count else 0.0
+    tenth, order = len(away) // 10, np.sort(away)
     return [
         len(away), len(mine), float((mine**2).sum()), len(out), float((out**2).sum()),
-        float(((out - nearest) ** 2).sum()), count, count * begin, float((top - begin).sum()),
+        float(((out - nearest) ** 2).sum()), *_outermost(order, min(max(len(away) // 100, 40), tenth)),
+        *_outermost(order, tenth),
     ]  # fmt: skip
+
+
+def _outermost(order: np.ndarray, count: int) -> tuple[float, float, float]:
+    top = order[len(order) - count :]
+    begin = float(top[0]) if count else 0.0
+    return count, count * begin, float((top - begin).sum())
 
 
 def _unseen(side: np.ndarray, power: float) -> str:
@@ -240,11 +260,11 @@ def _unseen(side: np.ndarray, power: float) -> str:
     that is longer than a normal one, and falls off as exp(-β d), the variance is not finite unless 2 · power
     is below β, and half of it comes from beyond log 2 / (β - 2 · power).
     """
-    count, number, squares, out, out_squares, out_spread, top, begin, excess = side.tolist()
+    count, number, squares, out, out_squares, out_spread, top, begin, excess, *_ = side.tolist()
     if not number:
         return ""
     asked = [(count, math.sqrt(squares / number))]
-    if out_squares > 0.3 * squares:
+    if out_squares > OUT_WEIGHS * squares:
         asked.append((out, math.sqrt(out_spread / out)))
     enough = all(
         many * math.erfc(2 * power * size / math.sqrt(2)) / 2 >= FEWEST_IN_TAIL
@@ -255,7 +275,35 @@ def _unseen(side: np.ndarray, power: float) -> str:
         fall = top / excess * (1 - 1 / math.sqrt(top))  # at most by one standard error too long
         beyond = math.exp(-fall * math.log(2) / (fall - 2 * power)) if fall > 2 * power else 0.0
         enough = top * beyond >= FEWEST_IN_LONG_TAIL
-    return "" if enough else "samples are too few for ratios that vary so much"
+    return "" if enough else TOO_FEW
+
+
+def _mirrored(moments: Moments, power: float) -> str:
+    """The same question as :func:`_unseen`, asked of the outermost tenth on the other side.
+
+    Where some sequences are longer than others, theirs are the ratios that decide, and they are fewer than
+    all. How widely they vary is seen below the median as well as above, and asked there it does not depend on
+    whether large ratios were met: to ask those would choose the samples that lack them.
+    """
+    _, number, squares, *_ = moments.sides[0].tolist()
+    *_, top, begin, excess = moments.sides[1].tolist()
+    if not number or not top or excess <= 0 or begin <= 0 or power * math.sqrt(squares / number) <= HARMLESS:
+        return ""
+    begin, size = begin / top, _tail_size(begin / top, excess / top)
+    share = math.erfc(2 * power * size / math.sqrt(2)) / math.erfc(begin / size / math.sqrt(2))
+    return "" if top * share >= FEWEST_MIRRORED else TOO_FEW
+
+
+def _tail_size(begin: float, excess: float) -> float:
+    """The standard deviation of a normal distribution whose samples beyond ``begin`` exceed it so much."""
+    low, high = excess / 8, 8 * (begin + excess)
+    for _ in range(40):
+        size = math.sqrt(low * high)
+        away = begin / size
+        beyond = math.erfc(away / math.sqrt(2)) / 2
+        mean = size * (math.exp(-away * away / 2) / math.sqrt(2 * math.pi) / beyond - away) if beyond else 0.0
+        low, high = (size, high) if mean < excess else (low, size)
+    return size
 
 
 def _off_average(sums: dict[str, np.ndarray], one: float, name: str) -> str:
@@ -271,6 +319,22 @@ def _off_average(sums: dict[str, np.ndarray], one: float, name: str) -> str:
         return ""
     average = 1 + excess / n / one if one > 0 else math.inf
     return f"ratios average {average:.3g}, not 1"
+
+
+def _one_sided(moments: Moments) -> str:
+    """Whether samples that stick out below weigh, and nothing above makes up for them.
+
+    Ratios average 1. Where some are nearly 0, as those of a few broken sequences are, the others must be
+    above 1 by as much, and be seen to be: else what makes up for them are ratios so large and rare that none
+    was met.
+    """
+    squares, short, spread = moments.lost.tolist()
+    if squares <= OUT_WEIGHS * float(moments.sides[1, 2]):
+        return ""
+    rest = float(moments.sums["w-1"].sum()) - math.exp(-moments.scale) * short
+    error = math.sqrt(max(float(moments.sums["chi2"].sum()) - math.exp(-2 * moments.scale) * spread, 0.0))
+    half = -math.exp(-moments.scale) * short / 2
+    return "" if rest >= half >= error else "some ratios are nearly 0, and none makes up for them"
 
 
 def _excess(d: np.ndarray) -> tuple[np.ndarray, float, float]:

@@ -31,7 +31,9 @@ log = logging.getLogger("rolltape")
 
 COST = "trust/seconds"
 """What the meter itself took, of the step's time."""
-KEPT = ("k1", "k2", "k3", "reverse_k3", "chi2", "mean_ratio", "beyond")
+KEPT = (
+    "k1", "k2", "k3", "reverse_k1", "reverse_k2", "reverse_k3", "chi2", "mean_ratio", "beyond",
+)  # fmt: skip
 
 
 class Meter:
@@ -109,19 +111,10 @@ class Meter:
             usual = float(np.median(sequence_rms(floor)))
             quiet = floor.where(~broken_sequences(floor)[floor.sequence])
             level = float(np.mean(quiet.log_ratio**2) / 2) if len(quiet.engine) else 0.0
-        moments = Moments.of(drift.log_ratio, np.zeros(len(drift.engine), np.int64))
-        moved = Moved(
-            moments.mean("k2"), moments.mean("k3"), moments.mean("abs_ratio"), len(drift.lengths),
-            int(broken_sequences(drift, usual).sum()),
-        )  # fmt: skip
-        reason = within_noise(moved, level)
-        if reason and not self._left:
+        moved = moved_by(drift, usual)
+        if (reason := within_noise(moved, level)) and not self._left:
             self._left = True
-            log.warning(
-                "step %d leaves the noise: %s; from here on the replay is off-policy (rolltape trust)",
-                step,
-                reason,
-            )
+            warn_left(step, reason)
         floors = {} if level is None else {"trust/floor_k2": level}
         return {"trust/drift_k2": moved.k2, "trust/drift_k3": moved.k3, **floors}
 
@@ -140,23 +133,46 @@ class Meter:
         return flat if np.isfinite(flat).all() else None
 
 
+def moved_by(pairs: Pairs, usual: float | None = None) -> Moved:
+    """How far one side lies from the other; ``usual`` is how far the sequences of the floor do. Pure."""
+    moments = Moments.of(pairs.log_ratio, np.zeros(len(pairs.engine), np.int64))
+    k2, k3, abs_ratio = (moments.mean(name) for name in ("k2", "k3", "abs_ratio"))
+    return Moved(k2, k3, abs_ratio, len(pairs.lengths), int(broken_sequences(pairs, usual).sum()))
+
+
+def warn_left(step: int, reason: str) -> None:
+    """Say that a replay has left the noise."""
+    log.warning(
+        "step %d leaves the noise: %s; from here on the replay is off-policy (rolltape trust)", step, reason
+    )
+
+
 def figures(pairs: Pairs) -> dict[str, float]:
     """What is logged of a step. Pure."""
     one = np.zeros(len(pairs.engine), np.int64)
     moments = Moments.of(pairs.log_ratio, one)
-    sums = pairs.sums(pairs.log_ratio)[pairs.lengths > 0]
+    some = pairs.lengths > 0
+    sums = pairs.sums(pairs.log_ratio)[some]
     found = {f"trust/{name}": moments.mean(name) for name in KEPT}
     found["trust/ess_tokens"] = effective(pairs.log_ratio)
     found["trust/ess_sequences"] = effective(sums)
+    found["trust/ess_prompts"] = effective(sums, pairs.groups[some])
     found["trust/largest_weight"] = tails(sums).largest_weight
-    return found
+    cut = tails(pairs.log_ratio).cut
+    return found | {f"trust/cut_{cap:g}": float(count) for cap, count in cut.items()}
 
 
-def effective(log_ratio: np.ndarray) -> float:
-    """The effective share of samples, of raw ratios; nan where there are none."""
+def effective(log_ratio: np.ndarray, groups: np.ndarray | None = None) -> float:
+    """The effective share of samples, of raw ratios; of groups, each with the mean of its samples' ratios.
+
+    nan where there are none.
+    """
     if not len(log_ratio):
         return float("nan")
     weights = np.exp(log_ratio - log_ratio.max())
+    if groups is not None:
+        _, which, counts = np.unique(groups, return_inverse=True, return_counts=True)
+        weights = np.bincount(which.reshape(-1), weights) / counts
     return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
 
 

@@ -23,6 +23,8 @@ PATTERNS = ("grows with position", "grows with length", "broken sequences")
 FEWEST_TOKENS = 40
 """With fewer, no structure is looked for that takes statistics."""
 LAGS = 16
+SEEN, OTHERS = 64, 2048
+"""Of how many sequences, and of each at how many places, another is looked for."""
 CLEAR = 0.3
 """A log-ratio that no numerics make."""
 
@@ -178,21 +180,15 @@ def _named_shift(pairs: Pairs, rows: np.ndarray, lag: int, place: int) -> Findin
 
 
 def _swapped(pairs: Pairs) -> Iterator[Finding]:
-    """Rows that have the log-probs of other rows."""
+    """Rows that have the log-probs of other rows: as far as both go, from the front or from the end."""
     straight, _ = _residual(pairs, 0)
     suspect = np.flatnonzero((straight > 0.02) & (pairs.lengths >= 4))[:64]
+    if not len(suspect):
+        return
+    ends = [(_cut(pairs, pairs.engine, end), _cut(pairs, pairs.trainer, end)) for end in (False, True)]
     found = 0
-    by_length: dict[int, np.ndarray] = {}
     for at in suspect.tolist():
-        length = int(pairs.lengths[at])
-        if length not in by_length:
-            same = np.flatnonzero(pairs.lengths == length)
-            by_length[length] = same[:512]
-        same = by_length[length]
-        rows = pairs.engine[pairs.starts[same][:, None] + np.arange(length)]
-        off = np.minimum(np.abs(rows - pairs.trainer[pairs.row(at)]), 1.0).mean(axis=1)
-        off[same == at] = np.inf
-        found += bool(off.min(initial=np.inf) < 0.1 * straight[at])
+        found += any(_is_of_another(engine, trainer[at], at, straight[at]) for engine, trainer in ends)
     if found >= 2 and found >= 0.3 * len(suspect):
         yield Finding(
             "rows swapped",
@@ -200,6 +196,24 @@ def _swapped(pairs: Pairs) -> Iterator[Finding]:
             "they were sorted, packed or gathered, and not put back",
             found,
         )
+
+
+def _cut(pairs: Pairs, values: np.ndarray, end: bool) -> np.ndarray:
+    """The first places of each sequence in a row, or the last ones backwards; nan where there are none."""
+    place = np.arange(min(int(pairs.lengths.max(initial=0)), SEEN))
+    at = (pairs.starts + pairs.lengths - 1)[:, None] - place if end else pairs.starts[:, None] + place
+    there = place < pairs.lengths[:, None]
+    return np.asarray(np.where(there, values[np.where(there, at, 0)], np.nan))
+
+
+def _is_of_another(engine: np.ndarray, row: np.ndarray, own: int, straight: float) -> bool:
+    """Whether a row of the trainer's is what the engine has in another, as far as both go."""
+    off = np.minimum(np.abs(engine[:OTHERS] - row), 1.0)
+    both = ~np.isnan(off)
+    long = both.sum(axis=1) >= max(4, 0.5 * (~np.isnan(row)).sum())
+    long[own : own + 1] = False
+    means = np.nansum(off, axis=1)[long] / both.sum(axis=1)[long]
+    return float(np.nanstd(row)) > 0.1 and float(means.min(initial=np.inf)) < 0.1 * straight
 
 
 # -- places that should not count ----------------------------------------------------------------------------
@@ -236,7 +250,9 @@ def _named_edge(pairs: Pairs, runs: np.ndarray, kind: str, fill: np.ndarray, cou
     edge = pairs.log_ratio[at_edge]
     filled = fill[at_edge].mean() > 0.9
     if kind == "head":
-        if count >= 0.8 * eligible.sum():
+        if _same_ids(pairs, at_edge) and len(np.unique(runs)) > 1:
+            yield _padding(runs, count, "first")
+        elif count >= 0.8 * eligible.sum():
             much = f"the first {_many(runs)} of {count} of {counted(len(runs), 'sequence')} are off"
             yield Finding("prompt counted", f"{much}, the rest agrees: the mask begins too early", count)
         return
@@ -253,29 +269,35 @@ def _named_edge(pairs: Pairs, runs: np.ndarray, kind: str, fill: np.ndarray, cou
             )
         return
     if filled or _same_ids(pairs, at_edge):
-        yield Finding(
-            "padding counted",
-            f"the last {_many(runs)} of {count} of {counted(len(runs), 'sequence')} are off, and one side "
-            "has a filler there: the mask is too wide",
-            count,
-        )
+        yield _padding(runs, count, "last")
+
+
+def _padding(runs: np.ndarray, count: int, where: str) -> Finding:
+    return Finding(
+        "padding counted",
+        f"the {where} {_many(runs)} of {count} of {counted(len(runs), 'sequence')} are off, and are padding "
+        "or have a filler on one side: the mask is too wide",
+        count,
+    )
 
 
 def _silent_padding(pairs: Pairs) -> Iterator[Finding]:
     """Padding that both sides fill alike: it dilutes every mean."""
-    if pairs.ids is None:
+    if pairs.ids is None or not len(pairs.ids):
         return
     zero = (pairs.engine == pairs.trainer) & _filled(pairs)
-    last = pairs.ids[np.maximum(pairs.starts + pairs.lengths - 1, 0)] if len(pairs.ids) else pairs.ids
-    runs = _run(pairs, zero & (pairs.ids == last[pairs.sequence]), reverse=True)
-    long = runs >= 2
-    if long.sum() >= 3 and len(np.unique(last[long])) == 1 and long.sum() >= 0.3 * len(runs):
-        yield Finding(
-            "padding counted",
-            f"the last {_many(runs[long])} of {int(long.sum())} of {counted(len(runs), 'sequence')} are one "
-            "id over and over with the same filler on both sides: they make every mean look better",
-            int(long.sum()),
-        )
+    for where, at in (("last", pairs.starts + pairs.lengths - 1), ("first", pairs.starts)):
+        edge = pairs.ids[np.clip(at, 0, len(pairs.ids) - 1)]
+        runs = _run(pairs, zero & (pairs.ids == edge[pairs.sequence]), reverse=where == "last")
+        long = runs >= 2
+        if long.sum() >= 3 and len(np.unique(edge[long])) == 1 and long.sum() >= 0.3 * len(runs):
+            yield Finding(
+                "padding counted",
+                f"the {where} {_many(runs[long])} of {int(long.sum())} of {counted(len(runs), 'sequence')} "
+                "are one id over and over, filled alike on both sides: they make every mean look better",
+                int(long.sum()),
+            )
+            return
 
 
 def _filled(pairs: Pairs) -> np.ndarray:

@@ -5,7 +5,7 @@ What is on a tape is asked of ``reader``; nothing is measured here.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -374,6 +374,10 @@ def _kinds(rows: Rows, found: list[_Row]) -> list[str]:
     if apart and all(one > 0 for one in apart) and len(apart) >= 0.5 * len(found):
         asked = [_prompt_length(rows, at) for at, row in enumerate(found) if row.apart]
         return ["prompt counted" if asked == apart else "padding counted"]
+    ours = Counter(len(row.places) - min(row.apart, 0) for row in found)
+    theirs = Counter(len(row.places) + max(row.apart, 0) for row in found)
+    if len(apart) >= 3 and ours == theirs:  # as many rows of each length, in another order
+        return ["rows swapped"]
     return []
 
 
@@ -383,6 +387,7 @@ def _lengths(rows: Rows, found: list[_Row]) -> list[Finding]:
         "eos dropped": "the trainer has one token less: the end-of-sequence token is lost",
         "prompt counted": "the trainer has as many tokens more as the prompt: it is counted",
         "padding counted": "the trainer has more tokens than were sampled: padding or a prompt is counted",
+        "rows swapped": "the trainer has the number of tokens of another: they were sorted, and not put back",
     }
     return [
         Finding(kind, f"in {len(apart)} of {counted(len(found), 'sequence')} {messages[kind]}", len(apart))
