@@ -152,6 +152,15 @@ def test_images_are_their_pixels(tmp_path: Path) -> None:
                 assert stage(["what?", "what?"], images) == [int(image.sum()) for image in images]
 
 
+def test_numbers_that_have_the_same_bits_are_not_the_same_prompt() -> None:
+    large = np.array([2**63 + 1, 7], np.uint64)
+    assert canonical(large) == canonical([2**63 + 1, 7])
+    assert canonical(large) != canonical(large.view(np.int64))
+    assert canonical(np.array([7], np.uint64)) == canonical([7])
+    with pytest.raises(rolltape.UnsupportedValueError, match="written alike"):
+        canonical({1: "a", "1": "b"})
+
+
 def test_an_image_is_the_same_whatever_file_it_came_from(tmp_path: Path) -> None:
     image = optional("PIL.Image")
     importlib.import_module("rolltape.batch.images")  # an entry point, where the package is installed
