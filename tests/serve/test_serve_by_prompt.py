@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rolltape
-from rolltape.serving import content_index
+from rolltape.serving import content_answers, content_index
 from tests.cli_tapes import run
 from tests.serve.engine import Engine, Plan, Seen, ask, chat, client, post, rows
 
@@ -248,6 +248,20 @@ def test_a_request_that_is_sent_again_gets_the_same(tmp_path: Path) -> None:
             assert again.body == other.body != first.body
     assert server.summary()["calls"]["retried"] == 2
     assert server.summary()["by_content"]["samples"] == 6
+
+
+def test_answers_for_requests_that_are_sent_again_take_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content_answers, "KEEP_RECENT", 2000)
+    with Sampler() as engine, rolltape.serve(tmp_path / "tape", engine.url, mode="record", step=0) as server:
+        ask(server.url, prompt("a", 12), path=COMPLETIONS)
+    with rolltape.serve(tmp_path / "tape", mode="replay", by="prompt", version="any", step=1) as server:
+        for number in range(12):
+            found = ask(server.url, prompt("a"), path=COMPLETIONS)
+            assert texts(found) == drawn("a", number)
+        again = ask(server.url, prompt("a"), path=COMPLETIONS, x_stainless_retry_count="1")
+        assert again.body == found.body
 
 
 def test_an_engine_that_fails_takes_nothing_away(tmp_path: Path) -> None:

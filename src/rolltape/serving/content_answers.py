@@ -181,8 +181,9 @@ class ContentAnswers:
             "%s: %d of %d samples answered by content (recorded at steps %s), %d generated", asked.path,
             len(samples), len(found), ", ".join(map(str, steps[:8])), len(found) - len(samples),
         )  # fmt: skip
+        before = self._recent.pop(name, None)
         self._recent[name] = answer
-        self._recent_bytes += answer.nbytes
+        self._recent_bytes += answer.nbytes - (0 if before is None else before.nbytes)
         while self._recent_bytes > KEEP_RECENT:
             self._recent_bytes -= self._recent.popitem(last=False)[1].nbytes
 
