@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import sys
 from contextlib import nullcontext
 
+import pyarrow as pa
 import pytest
 
 import rolltape
 from rolltape.cli.spreading import with_addresses
+from rolltape.index.index_rows import SCHEMA
+from rolltape.index.sample_index import SampleIndex
 from tests.cli_tapes import run
 from tests.spread_tapes import CANDIDATES, MINE, RERUNS, make_tapes
 
@@ -68,6 +72,28 @@ def test_a_check(monkeypatch, tapes, tape, code, size, form):
     assert here == there
     assert here[2] == code
     assert spread.tapes == {str(tapes / tape)}
+
+
+@pytest.mark.parametrize(("tape", "code"), [("base", 0), ("broken", 1)])
+@pytest.mark.parametrize(("size", "form"), [(1, []), (5, ["--json"])])
+def test_an_index(monkeypatch, tapes, tmp_path, tape, code, size, form):
+    """Built twice of the same recordings, here and in pieces, it is the same one; so is what a check says."""
+    found = []
+    for place in ("here", "there"):
+        shutil.copytree(tapes / tape, tmp_path / place / "tape")
+        monkeypatch.chdir(tmp_path / place)
+        spread = Pieces(size)
+        monkeypatch.setattr("rolltape.ray.cluster", lambda address, spread=spread: nullcontext(spread))
+        words = ["--ray"] if place == "there" else []
+        built, checked = (run("index", one, "tape", *form, *words) for one in ("build", "check"))
+        found.append([(done.stdout, done.stderr, done.exit_code) for done in (built, checked)])
+        index = SampleIndex(rolltape.open("tape"), read=False)
+        rows = pa.concat_tables(index.tables([*SCHEMA.names[:6], *SCHEMA.names[7:], "path"]))
+        found[-1].append(rows.sort_by([("path", "ascending"), ("row", "ascending")]).to_pylist())
+        assert spread.tapes == ({str(tmp_path / place / "tape")} if words else set())
+    assert found[0] == found[1]
+    assert found[0][0][2] == code
+    assert len(found[0][2]) > 6
 
 
 @pytest.mark.parametrize(("args", "code"), RERUNS)

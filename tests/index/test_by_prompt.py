@@ -465,6 +465,58 @@ def test_token_ids_that_count_up_are_padded_as_token_ids(tmp_path: Path) -> None
     assert found["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5]] * 2
 
 
+def test_padding_of_any_kind_is_added_as_it_is(tmp_path: Path) -> None:
+    """NaN in half precision, and what has several numbers for each token: experts, the best tokens."""
+
+    def generate(prompts: list[str], width: int) -> dict[str, Any]:
+        mask = np.arange(width) < np.array([[len(prompt)] for prompt in prompts])
+        experts = np.where(mask[..., None, None], np.arange(4, dtype=np.int16).reshape(2, 2), np.int16(-1))
+        return {
+            "responses": np.where(mask, 4, 9), "response_mask": mask.astype(np.int64),
+            "logprobs": np.where(mask, -1.0, np.nan).astype(np.float16), "routed_experts": experts,
+            "phase": np.where(mask, 1j, 0),
+        }  # fmt: skip
+
+    with rolltape.Tape(tmp_path / "tape", mode="auto") as tape:
+        options: dict[str, Any] = {"by": "prompt", "prompts": "prompts", "sampling": [], "version": "any"}
+        stage = tape.stage("rollout", **options)(generate)
+        with tape.step(0):
+            stage(["aa", "bbb"], 3)
+        with tape.step(1):
+            found = stage(["bbb", "c", "aa"], 5)
+    same(found, generate(["bbb", "c", "aa"], 5))
+
+
+@pytest.mark.parametrize("kind", ["in a dict", "alone"])
+def test_lists_whose_entries_have_the_same_fields_in_some_calls_only(tmp_path: Path, kind: str) -> None:
+    """As calls of tools are: where all samples of a call have one they are records, else they are not."""
+
+    def called(prompt: str) -> Any:
+        kinds = {
+            "n": None,
+            "f": {"name": prompt, "ids": np.arange(3)},
+            "g": {"other": [1, None]},
+            "t": "text",
+        }
+        return kinds[prompt[0]]
+
+    def generate(prompts: list[str]) -> Any:
+        calls = [called(prompt) for prompt in prompts]
+        return calls if kind == "alone" else {"calls": calls, "n": [{"len": len(one)} for one in prompts]}
+
+    with rolltape.Tape(tmp_path / "tape", mode="auto") as tape:
+        stage = tape.stage("rollout", by="prompt", prompts="prompts", version="any")(generate)
+        for step, prompts in enumerate((["f1", "f2"], ["f3"], ["g1"], ["n1", "f4"], ["t1"])):
+            with tape.step(step):
+                stage(prompts)
+    with rolltape.Tape(tmp_path / "tape", mode="replay") as tape:
+        stage = tape.stage("rollout", by="prompt", prompts="prompts", version="any")(generate)
+        for prompts in (["f2", "n1", "g1", "t1"], ["g1", "f4"], ["n1", "f1"], ["f3", "f1"]):
+            with tape.step(9):
+                found = stage(prompts)
+            assert repr(found) == repr(generate(prompts))
+
+
 def test_what_was_added_to_a_step_goes_when_the_step_is_written_anew(tmp_path: Path) -> None:
     generation = recorded(tmp_path / "tape", steps=2, n=2)
     with rolltape.Tape(tmp_path / "tape", mode="auto") as tape:

@@ -24,6 +24,7 @@ from rolltape.index import (
     sample_index,
 )
 from rolltape.index.index_building import build_index, check_index
+from rolltape.index.index_rows import SCHEMA
 from tests.index.generating import Generation
 from tests.index.test_by_prompt import check_answer, recorded
 from tests.stacks import optional
@@ -149,6 +150,15 @@ def test_images_are_their_pixels(tmp_path: Path) -> None:
             stage = tape.stage("rollout", by="prompt", prompts=["prompts", "images"])(describe)
             with tape.step(0):
                 assert stage(["what?", "what?"], images) == [int(image.sum()) for image in images]
+
+
+def test_numbers_that_have_the_same_bits_are_not_the_same_prompt() -> None:
+    large = np.array([2**63 + 1, 7], np.uint64)
+    assert canonical(large) == canonical([2**63 + 1, 7])
+    assert canonical(large) != canonical(large.view(np.int64))
+    assert canonical(np.array([7], np.uint64)) == canonical([7])
+    with pytest.raises(rolltape.UnsupportedValueError, match="written alike"):
+        canonical({1: "a", "1": "b"})
 
 
 def test_an_image_is_the_same_whatever_file_it_came_from(tmp_path: Path) -> None:
@@ -316,6 +326,29 @@ def forged(folder: Path, **columns: Any) -> None:
     data = index_building.encode_part(table, [index.indexed[name] for name in names], "x")
     index_building.drop_index(run, "rollout", "train")
     run.storage.publish(index_building.part_name("train", "rollout", "x"), [data], replace=False)
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMA.names if name != "file"])
+def test_a_check_compares_all_that_an_index_says(tmp_path: Path, name: str) -> None:
+    """Also what only filters ask for: a reward that is another one, or one where there is none."""
+    others = {"prompt": b"\xff" * 16, "sampling": bytes(16), "uid": "other", "finish": "other"}
+    with rolltape.Tape(tmp_path / "tape", mode="record") as tape:
+        stage = tape.stage("rollout", by="prompt", prompts="prompts")(
+            lambda prompts: {"text": prompts, "reward": [0.5 * at for at in range(len(prompts))]}
+        )
+        with tape.step(1):
+            stage(["a", "b", "c"])
+    assert check_index(rolltape.open(tmp_path / "tape")) == []
+    last: list[Any] = []
+
+    def change(value: Any) -> Any:  # of one sample alone
+        last.append(value)
+        if len(last) != 3:
+            return value
+        return others[name] if name in others else (value or 0) + 1
+
+    forged(tmp_path / "tape", **{name: change})
+    assert {fault.kind for fault in check_index(rolltape.open(tmp_path / "tape"))} == {"differs"}
 
 
 @pytest.mark.parametrize(

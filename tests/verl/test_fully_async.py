@@ -52,8 +52,11 @@ def prompt(number):
     }
 
 
-async def roll_out(config, ray, workers, first=1):
-    """Run the rollouter's own coroutines to the end; returns what the trainer would get, by sample."""
+async def roll_out(config, ray, workers, first=1, until=None):
+    """Run the rollouter's own coroutines to the end; returns what the trainer would get, by sample.
+
+    With ``until``, it is broken off as soon as that happens, with everything that is on its way.
+    """
     rollouter = object.__new__(FullyAsyncRollouter.__ray_metadata__.modified_class)
     manager = object.__new__(FullyAsyncAgentLoopManager)
     manager.agent_loop_workers = workers
@@ -72,7 +75,16 @@ async def roll_out(config, ray, workers, first=1):
     actor = MessageQueue.options(num_cpus=0.1).remote(config, 100)
     rollouter._init_async_objects()
     await rollouter.set_message_queue_client(MessageQueueClient(actor))
-    await rollouter._streaming_generation_main()
+    rolling = asyncio.create_task(rollouter._streaming_generation_main())
+    while until is not None and not until():
+        assert not rolling.done(), "it was over before it could be broken off"
+        await asyncio.sleep(0.001)
+    if until is not None:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        ray.kill(actor)
+        return {}
+    await rolling
     found = {}
     while (sample := await rollouter.message_queue_client.get_sample()) is not None:
         packed = sample[0] if isinstance(sample, tuple) else sample
@@ -138,6 +150,28 @@ def test_a_sample_that_was_not_recorded_is_generated_and_recorded(config, ray_se
     before = generated(ray_session, workers)
     run(config(), ray_session, workers)
     assert generated(ray_session, workers) - before == SAMPLES - 3
+
+
+def test_a_run_that_is_broken_off_goes_on_with_the_samples_that_had_finished(
+    config, ray_session, workers, tmp_path
+):
+    def recorded():
+        there = [path for path in tmp_path.rglob("step_*.parquet") if ".in." not in path.name]
+        return {int(path.name[5:11]): path.read_bytes() for path in there}
+
+    run(config(), ray_session, workers, until=lambda: len(recorded()) >= 3)
+    finished = recorded()
+    assert 3 <= len(finished) < SAMPLES
+    before = generated(ray_session, workers)
+    found = run(config(), ray_session, workers)
+    assert len(found) == SAMPLES
+    assert generated(ray_session, workers) - before == SAMPLES - len(finished)
+    assert {number: recorded()[number] for number in finished} == finished
+    (tape,) = tmp_path.rglob("tape.json")
+    for one in rolltape.open(tape.parent).recordings("rollout"):
+        assert torch.equal(
+            found[f"sample_0_{one.key.step}"].batch["responses"], one.value().batch["responses"]
+        )
 
 
 def test_other_prompts_stop_the_rollouter(config, ray_session, workers, monkeypatch):

@@ -19,6 +19,11 @@ def summary_text(summary: dict[str, Any]) -> str:
         exact = {"identity": "the recorded slot", "conversation": "by the conversation so far",
                  "content": "by content: each group is exact as a whole"}  # fmt: skip
         lines.append("found: " + ", ".join(f"{n:,} {exact[name]}" for name, n in levels.items()))
+    if (content := summary["by_content"])["calls"]:
+        lines.append(
+            f"by content, no replay of their step: {_many(content['calls'], 'call')} of "
+            f"{_many(content['samples'], 'recorded sample')}, {content['generated']:,} generated"
+        )
     if summary["gate"]["let_go"]:
         lines.append(f"order: not waited for any longer: {_many(summary['gate']['let_go'], 'recorded call')}")
     if summary["unplayed"] and summary["mode"] == "replay":

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.batch.arrays import Bits
-from rolltape.batch.columns import ArrayColumn, Column, RaggedColumn
+from rolltape.batch.columns import ArrayColumn, Column, ObjectColumn, RaggedColumn
 from rolltape.batch.lists import list_column, list_of
 from rolltape.batch.scalars import Json
 from rolltape.batch.tree import Dismantled, Tree, dismantle
@@ -109,6 +109,8 @@ def _join(nodes: list[Json], pieces: Sequence[Dismantled], joined: Dismantled, p
         if any(node != first for node in nodes):
             raise _differs(path, nodes)
         return first
+    if len({_fields(node) for node in nodes}) > 1 and all(map(_is_list, nodes)):
+        return _lists(nodes, pieces, joined, path)
     if any(list(node) != list(first) for node in nodes):
         raise BatchError(f"{_at(path)} is put together in different ways in different shards")
     if "$column" in first:
@@ -131,6 +133,27 @@ def _join(nodes: list[Json], pieces: Sequence[Dismantled], joined: Dismantled, p
         else:
             found[name] = _join([node[name] for node in nodes], pieces, joined, inner)
     return found
+
+
+def _is_list(node: Json) -> bool:
+    """Whether a node is a list with an entry for each sample."""
+    if "$records" in node:
+        return node["groups"] is None
+    return "$column" in node and node["wrap"]["lib"] == "list"
+
+
+def _fields(node: Json) -> tuple[Any, ...] | None:
+    """What the entries of a list have in common, where they are records."""
+    return (node["$records"], *node["fields"]) if "$records" in node else None
+
+
+def _lists(nodes: list[Json], pieces: Sequence[Dismantled], joined: Dismantled, path: str) -> Json:
+    """Lists whose entries have the same fields in some pieces, and not in all: entry by entry."""
+    name = next((node["$column"] for node in nodes if "$column" in node), path.strip("/") or "value")
+    pairs = zip(nodes, pieces, strict=True)
+    values = [value for node, one in pairs for value in Tree(node).build(one.columns, one.wholes)]
+    joined.columns[name] = ObjectColumn(values, (name,))
+    return {"$column": name, "wrap": {"lib": "list", "items": "values"}}
 
 
 def _are_sizes(sizes: list[list[int]], pieces: Sequence[Dismantled]) -> bool:

@@ -197,14 +197,17 @@ class _Work:
         for at, columns in enumerate(self.whole):
             off, column = self._off(part, at), columns[name]
             assert isinstance(column, ArrayColumn)
-            if off is None or column.data.ndim > 2:
+            if off is None:
                 continue
             parts = self._parts(name)
             start = sum(self.widths[one][at] for one in parts[: parts.index(part)]) if part in parts else 0
             inside = column.data[:, start : start + self.widths[part][at]]
-            if inside.shape == off.shape and off.any():
+            if inside.shape[:2] == off.shape and off.any():
                 kind = inside.dtype
-                found |= {value.tobytes() for value in np.unique(inside[off])}
+                bits = inside[off].reshape(-1)
+                if kind.itemsize <= 8:  # one NaN may be told from another
+                    bits = bits.view(f"u{kind.itemsize}")
+                found |= {value.tobytes() for value in np.unique(bits)}
         return np.frombuffer(found.pop(), kind)[0] if len(found) == 1 else None
 
 

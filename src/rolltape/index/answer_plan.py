@@ -5,16 +5,31 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from rolltape.index.sample_index import Sample
 from rolltape.policy import VersionRule
 
 
+class Recorded(Protocol):
+    """A sample that was recorded."""
+
+    @property
+    def policy(self) -> int:
+        """The version of the policy that drew it."""
+
+    @property
+    def order(self) -> Any:
+        """Sorts samples in the order in which they were recorded."""
+
+
+_Recorded = TypeVar("_Recorded", bound=Recorded)
+
+
 def allowed_samples(
-    found: Sequence[Sample], rule: VersionRule, now: int, draw: int | None, digest: bytes
-) -> list[Sample]:
+    found: Sequence[_Recorded], rule: VersionRule, now: int, draw: int | None, digest: bytes
+) -> list[_Recorded]:
     """The samples of a prompt that may answer, those first that are to answer first.
 
     That is the order in which they were recorded; with a seed ``draw``, it picks them.
@@ -30,7 +45,7 @@ def allowed_samples(
     return [allowed[at] for at in order]
 
 
-def in_recorded_order(samples: Sequence[Sample], rule: VersionRule, now: int) -> list[Sample]:
+def in_recorded_order(samples: Sequence[_Recorded], rule: VersionRule, now: int) -> list[_Recorded]:
     """Samples that answer, as they are handed out."""
     return sorted(samples, key=lambda sample: (rule.sorts(sample.policy, now), sample.order))
 

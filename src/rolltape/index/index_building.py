@@ -239,8 +239,10 @@ def _sum_up(sums: dict[str, np.ndarray], names: Sequence[str], table: pa.Table) 
     for name in ("prompt", "sampling"):
         words = digests_of(table, name).view(np.uint64).reshape(-1, 2)
         hashes = _mixed(hashes, words[:, 0] ^ (words[:, 1] << np.uint64(1)))
-    for name in ("version", "index", "step", "row", "prompt_tokens", "response_tokens"):
-        hashes = _mixed(hashes, table[name].fill_null(-1).to_numpy().astype(np.int64).view(np.uint64))
+    for name in ("version", "index", "step", "row", "prompt_tokens", "response_tokens", "reward"):
+        column, kind = table[name], np.float64 if name == "reward" else np.int64
+        hashes = _mixed(hashes, column.fill_null(0).to_numpy().astype(kind).view(np.uint64))
+        hashes = _mixed(hashes, column.is_valid().to_numpy().astype(np.uint64))
     for text in texts:
         hashes = _mixed(hashes, np.array([_text_hash(one) for one in text.to_pylist()], np.uint64))
     for at in np.unique(file):

@@ -148,6 +148,9 @@ def _array(value: Any, depth: int) -> Iterator[bytes]:
         return
     bits = arrays.bits_of(value, ("prompt",))
     if bits.data.ndim == 1 and bits.data.dtype.kind in "iu" and bits.dtype.lstrip("u").startswith("int"):
+        if bits.dtype == "uint64" and (bits.data >> np.uint64(63)).any():  # they would become negative
+            yield from _sequence(bits.data.tolist(), depth)
+            return
         yield _framed(b"i", bits.data.astype("<i8").tobytes())
         return
     yield _framed(b"a", f"{bits.dtype} {list(bits.data.shape)}".encode())
@@ -161,7 +164,10 @@ _SOLE = ("text", "messages", "token_ids")
 def _fields(value: Any) -> dict[str, Any]:
     """The parts of a value by name; of an object without what is empty, and what its class says is not it."""
     if isinstance(value, Mapping):
-        return {str(name): value[name] for name in value}
+        named = {str(name): value[name] for name in value}
+        if len(named) < len(value):
+            raise _unknown(value, "two of its names are written alike")
+        return named
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found = attributes(value)
         others = getattr(type(value), "NOT_CONTENT", ())

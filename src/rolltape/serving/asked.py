@@ -152,13 +152,7 @@ def parse_body(body: bytes) -> Any:
 def keys_of(method: str, path: str, body: Any, naming: Naming) -> Keys:
     """The digests of a parsed body."""
     dialect = find(method, path)
-    left_out = _left_out(dialect, naming)
     body = without_secrets(body, dialect.reads if dialect else ())  # keys change, and nothing with them
-    counted = (
-        {name: value for name, value in body.items() if name not in left_out}
-        if isinstance(body, Mapping)
-        else body
-    )
     request = dialect.request(body) if dialect and isinstance(body, dict) else None
     prefixes = tuple(_prefixes(request)) if request else ()
     answered = request is not None and any(map(_is_answer, request.messages or ()))
@@ -168,12 +162,21 @@ def keys_of(method: str, path: str, body: Any, naming: Naming) -> Keys:
         else {}
     )
     return Keys(
-        _digest(counted),
+        _digest(counted(dialect, body, naming)),
         prefixes,
         answered,
         canonical(checked).decode() if checked else "",
         rules_of(dialect, naming),
     )
+
+
+def counted(dialect: Dialect | None, body: Any, naming: Naming) -> Any:
+    """What of a body changes what is generated."""
+    body = without_secrets(body, dialect.reads if dialect else ())
+    left_out = _left_out(dialect, naming)
+    if not isinstance(body, Mapping):
+        return body
+    return {name: value for name, value in body.items() if name not in left_out}
 
 
 def rules_of(dialect: Dialect | None, naming: Naming) -> str:

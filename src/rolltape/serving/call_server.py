@@ -168,11 +168,13 @@ def serve(
 ) -> Iterator[Server]:
     """A server beside this program, for as long as the block lasts: ``server.url`` is its address.
 
-    ``tape`` is a directory, or a ``Tape``, whose directory and mode it takes. Options are those of
-    ``rolltape serve``: ``mode``, ``order``, ``wait``, ``pace``, ``step``, ``identity``, ``volatile``, …
+    ``tape`` is a directory, or a ``Tape``, whose directory, mode and ``by`` it takes. Options are those of
+    ``rolltape serve``: ``mode``, ``order``, ``wait``, ``pace``, ``step``, ``identity``, ``by``, …
     """
     if isinstance(tape, Tape):
-        options = {"mode": tape.settings.mode, "split": tape.settings.split, **options}
+        its = tape.settings
+        said = {"mode": its.mode, "split": its.split, "by": its.by, "version": its.version, "draw": its.draw}
+        options = {**said, **options}
         if tape.dir is None:
             raise ConfigError("the tape is off, so there is nothing to serve", hint="give it a directory")
     where = tape.dir or "" if isinstance(tape, Tape) else tape

@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,6 +104,8 @@ class CallWriter:
         self.pending_bytes = 0
         self.written = 0
         """How many calls are on the tape by now."""
+        self.placed: Callable[[Call, Storage, Key, int], None] | None = None
+        """Told where a call is, once it is on the tape; on the thread that writes."""
         self.failure: BaseException | None = None
         self.left = Pending()
         """What was not in the store when this was closed."""
@@ -176,9 +178,11 @@ class CallWriter:
 
     def _write(self, calls: list[Call]) -> None:
         touched: dict[tuple[str, int], _Segment] = {}
+        rows: list[tuple[Call, _Segment, int]] = []
         for call in calls:
             place = call.stage, call.step
             segment = self._open.setdefault(place, _Segment())
+            rows.append((call, segment, len(segment.rows)))
             segment.rows.append(_row(call))
             segment.nbytes += call.nbytes
             segment.seconds += call.latency
@@ -194,6 +198,9 @@ class CallWriter:
             if place[0] in {stage for stage, _ in touched}:  # the stage has gone on to another step
                 del self._open[place]
         self.written += len(calls)
+        for call, segment, at in rows:
+            if self.placed is not None and segment.key is not None:
+                self.placed(call, self._storage, segment.key, at)
 
     def _publish(self, place: tuple[str, int], segment: _Segment) -> None:
         packed = _packed(segment.rows)

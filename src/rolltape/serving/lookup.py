@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from operator import attrgetter
@@ -28,7 +28,7 @@ import numpy as np
 
 from rolltape.reader.run import Run
 from rolltape.serving.asked import PLAIN, Asked, BadBody, Keys, Naming, keys_of, parse_body, rules_of
-from rolltape.serving.call import Call, is_finished
+from rolltape.serving.call import Call, is_finished, kept_request
 from rolltape.serving.dialects import find
 from rolltape.tape.recording import Recording
 
@@ -171,6 +171,10 @@ class Lookup:
         self._bodies: OrderedDict[int, list[bytes]] = OrderedDict()
         """Of files whose requests were compared with one that nothing answered."""
         self._reading = threading.Lock()
+        self._pending: dict[Slot, Call] = {}
+        """Calls of this run that are not on the tape yet."""
+        self._written: dict[str, int] = {}
+        """Files that this run writes, by name."""
         self._rules_of: dict[str, str] = {}
         self._shared: dict[str | None, Any] = {}
         """Texts that many calls have in common, each once."""
@@ -230,11 +234,14 @@ class Lookup:
 
     # -- finding -----------------------------------------------------------------------------------
 
-    def find(self, asked: Asked, step: int | None, weights: str) -> Found | None:
-        """The recording that answers; it is given out from now on. None: there is none, or none is left."""
+    def find(
+        self, asked: Asked, step: int | None, weights: str, may: Callable[[Slot], bool] = lambda slot: True
+    ) -> Found | None:
+        """The recording that answers, of those that ``may``; it is given out from now on. None: there is
+        none, or none is left."""
         if (again := self._again(asked, step, weights)) is not None:
             return again
-        found = self._choose(asked, step, weights)
+        found = self._choose(asked, step, weights, may)
         if found is None:
             return None
         slot = found.slot
@@ -288,11 +295,13 @@ class Lookup:
             found.append(self._by_session.get((slot.session, slot.target, slot.body)))
         return (group for group in found if group is not None)
 
-    def _choose(self, asked: Asked, step: int | None, weights: str) -> Found | None:
+    def _choose(
+        self, asked: Asked, step: int | None, weights: str, may: Callable[[Slot], bool]
+    ) -> Found | None:
         body, target = asked.keys.body, target_of(asked.method, asked.path, asked.query)
 
         def fits(slot: Slot) -> bool:
-            return step in (None, slot.step) and slot.weights == weights
+            return step in (None, slot.step) and slot.weights == weights and may(slot)
 
         if asked.request_id is not None:
             named = self._by_request.get((asked.request_id, target, body))
@@ -346,8 +355,11 @@ class Lookup:
 
     def cached_answer(self, slot: Slot) -> Answer | None:
         """What a recording answered, if it is in memory."""
+        call = self._pending.get(slot)
+        if call is not None:
+            return Answer.of(call)
         answers = self._cache.get(slot.file)
-        if answers is None:
+        if answers is None or slot.row >= len(answers):
             return None
         self._cache.move_to_end(slot.file)
         return answers[slot.row]
@@ -362,8 +374,10 @@ class Lookup:
 
     def keep(self, file: int, answers: list[Answer]) -> None:
         """Keep answers in memory; those that were not asked for longest make room."""
-        if file in self._cache:
+        known = self._cache.get(file, [])
+        if len(known) >= len(answers):
             return
+        self._cached -= sum(answer.nbytes for answer in known)  # the file has grown
         self._cache[file] = answers
         self._cached += sum(answer.nbytes for answer in answers)
         while self._cached > self._memory and len(self._cache) > 1:
@@ -372,14 +386,37 @@ class Lookup:
 
     def request_body(self, slot: Slot) -> bytes:
         """What a recorded call asked. From any thread."""
+        call = self._pending.get(slot)
+        if call is not None:
+            return kept_request(call.asked).body
         with self._reading:
             bodies = self._bodies.pop(slot.file, None)
-            if bodies is None:
+            if bodies is None or slot.row >= len(bodies):
                 [bodies] = _values(self._recordings[slot.file], ["request_body"])
             self._bodies[slot.file] = bodies
             if len(self._bodies) > FILES_OF_BODIES:
                 self._bodies.popitem(last=False)
         return bytes(bodies[slot.row])
+
+    def add(self, call: Call) -> Slot:
+        """A call of this run, which others may be answered by."""
+        asked = call.asked
+        slot = Slot(
+            -1, -1, call.step, asked.session, asked.request_id, asked.retry, call.weights,
+            target_of(asked.method, asked.path, asked.query), call.status, call.aborted, call.arrival,
+            call.completion, call.turn, asked.keys.body, asked.keys.checked, given=True,
+        )  # fmt: skip
+        self._pending[slot] = call
+        return slot
+
+    def put_down(self, slot: Slot, recording: Recording, row: int) -> None:
+        """Such a call is on the tape by now. From any thread."""
+        places = self._written
+        if recording.key.path not in places:
+            places[recording.key.path] = len(self._recordings)
+            self._recordings.append(recording)
+        slot.file, slot.row = places[recording.key.path], row
+        self._pending.pop(slot, None)
 
     def shared(self, prefixes: Sequence[int]) -> Iterator[tuple[Slot, int]]:
         """Every recorded call, and how many of these beginnings it has in common with what is asked."""

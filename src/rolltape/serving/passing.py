@@ -54,6 +54,8 @@ class Passing:
         """Requests with an id that are on their way."""
         self._recent: OrderedDict[_Name, Call] = OrderedDict()
         self._recent_bytes = 0
+        self.ended: Callable[[Call], None] = lambda call: None
+        """Told of each call that goes on the tape, before it does."""
 
     async def again(self, asked: Asked, step: int, weights: str) -> Call | None:
         """The answer that the same request had, or is about to have, where its id says that it is one."""
@@ -95,29 +97,62 @@ class Passing:
             call.latency = time.perf_counter() - started
             self._end(call, waiting, keep=keep(call))
 
+    async def generate(self, request: web.BaseRequest, asked: Asked, *, step: int, weights: str) -> Call:
+        """Ask for a part of what a request asks for, and write it down; ``NoUpstream`` if nobody answers."""
+        await self._room()
+        call, started = self._begin(asked, "calls", step, weights), time.perf_counter()
+        try:
+            answer = await self._ask(request, call)
+            try:
+                await self._read(call, answer, started)
+            finally:
+                answer.close()
+        except NoUpstream:
+            call.aborted = call.aborted or "unreachable"
+            self._tally.calls["failed"] += 1
+            raise
+        except asyncio.CancelledError:
+            call.aborted = "client"
+            raise
+        finally:
+            call.latency = time.perf_counter() - started
+            self._end(call, None, keep=True)
+        return call
+
     async def _pass_on(
         self, request: web.BaseRequest, call: Call, started: float, everywhere: bool
     ) -> web.StreamResponse:
+        answer = await self._ask(request, call, everywhere)
+        try:
+            if "event-stream" in answer.content_type or answer.content_length is None:
+                return await self._stream(request, call, answer, started)
+            await self._read(call, answer, started)
+        finally:
+            answer.close()  # one that was not read to its end is broken off
+        return web.Response(status=call.status, body=call.body, headers=call.headers)
+
+    async def _ask(
+        self, request: web.BaseRequest, call: Call, everywhere: bool = False
+    ) -> aiohttp.ClientResponse:
+        """Send a request on; its answer has begun."""
         asked = call.asked
         query = self._passed_query(request.rel_url.raw_query_string)
         target = asked.path + (f"?{query}" if query else "")
         ask = self._upstreams.ask_all if everywhere else self._upstreams.ask
         answer = await ask(request.method, target, self._passed(request), asked.body, asked.session)
+        call.status = answer.status
+        call.headers = kept_answer_headers(answer.headers.items())
+        return answer
+
+    async def _read(self, call: Call, answer: aiohttp.ClientResponse, started: float) -> None:
+        """Take an answer as a whole."""
         try:
-            call.status = answer.status
-            call.headers = kept_answer_headers(answer.headers.items())
-            if "event-stream" in answer.content_type or answer.content_length is None:
-                return await self._stream(request, call, answer, started)
-            body = await answer.read()
-            call.chunks.append(body)
-            call.seconds.append(time.perf_counter() - started)
-            await self._room()  # no answer is given while earlier ones wait too long to be written down
+            call.chunks.append(await answer.read())
         except (aiohttp.ClientError, TimeoutError) as error:
             call.aborted, call.status = "upstream", BROKEN_OFF
             raise NoUpstream(f"the answer broke off: {error}") from error
-        finally:
-            answer.close()  # one that was not read to its end is broken off
-        return web.Response(status=call.status, body=body, headers=call.headers)
+        call.seconds.append(time.perf_counter() - started)
+        await self._room()  # no answer is given while earlier ones wait too long to be written down
 
     async def _stream(
         self, request: web.BaseRequest, call: Call, answer: aiohttp.ClientResponse, started: float
@@ -153,6 +188,7 @@ class Passing:
     def _end(self, call: Call, waiting: asyncio.Future[Call | None] | None, *, keep: bool) -> None:
         call.completion = self._tick()
         if keep and call.aborted != "unreachable" and self._writer is not None:
+            self.ended(call)
             self._writer.add(call)
             self._tally.calls["recorded"] += call.stage == "calls"
         if call.aborted:

@@ -32,6 +32,8 @@ class Playback:
             task.add_done_callback(lambda _: self._loading.pop(name, None))
         answers = await asyncio.shield(task)
         lookup.keep(slot.file, answers)
+        if slot.row >= len(answers):  # the file has grown since somebody began to read it
+            return await self.recorded(lookup, slot)
         return answers[slot.row]
 
     async def send(

@@ -17,9 +17,11 @@ from rolltape.serving import asked as asking
 from rolltape.serving.asked import Asked, BadBody, Keys
 from rolltape.serving.call import Call
 from rolltape.serving.call_writer import CallWriter
+from rolltape.serving.content_answers import ContentAnswers
+from rolltape.serving.content_index import Policy
 from rolltape.serving.control import QUESTIONS, Changes, is_health, is_measure, updates_weights
 from rolltape.serving.dialects import Dialect, find
-from rolltape.serving.http_answers import failure, json_answer
+from rolltape.serving.http_answers import BROKEN_OFF, failure, json_answer
 from rolltape.serving.live_page import PAGE, POLICY
 from rolltape.serving.lookup import Answer, Found, Lookup, Slot, target_of
 from rolltape.serving.miss import Miss, explain
@@ -31,7 +33,8 @@ from rolltape.serving.secrets import kept_headers, safe_query
 from rolltape.serving.serve_options import Engines, ServeOptions, is_loopback
 from rolltape.serving.step_clock import Clock
 from rolltape.serving.tally import Tally
-from rolltape.serving.upstream import Upstreams
+from rolltape.serving.upstream import NoUpstream, Upstreams
+from rolltape.settings import By
 from rolltape.storage import Pending
 
 log = logging.getLogger("rolltape")
@@ -62,12 +65,18 @@ class Proxy:
         self._control = control
         self._writer = writer
         self._models = models
-        order = options.order if options.mode is Mode.REPLAY else Order.NONE
+        by_step = options.by is By.STEP  # else there is no order in which they were asked for
+        order = options.order if options.mode is Mode.REPLAY and by_step else Order.NONE
         self.gate = Gate(calls.slots, order, options.wait)
         self.gate.begin_step(options.step or 0)
         self.upstreams = upstreams
         self._playback = Playback(options)
         self._passing = Passing(upstreams, writer, self.tally, calls.slots, options.token)
+        self._content: ContentAnswers | None = None
+        if options.plays and not by_step:
+            self._content = ContentAnswers(options, calls, self._playback, self._passing, self.tally)
+            if writer is not None:
+                writer.placed = self._content.placed
         self.url = ""
         self._acts = 0
         """Requests to the control plane so far that may have changed something."""
@@ -184,7 +193,11 @@ class Proxy:
         step = self.clock.asked_step if asked.step is None else asked.step
         weights = self.clock.weights if asked.weights is None else asked.weights
         self.clock.called()
-        if self.options.plays:
+        if self._content is not None:
+            answered = await self._answer_by_content(request, asked, step, weights, self._content)
+            if answered is not None:
+                return answered
+        elif self.options.plays:
             found = self.calls.find(asked, step, weights)
             if found is not None:
                 return await self._play(request, asked, found)
@@ -196,6 +209,33 @@ class Proxy:
             self.tally.calls["retried"] += 1
             return await self._playback.send(request, Answer.of(again), time.perf_counter())
         return await self._passing.pass_on(request, asked, stage="calls", step=step, weights=weights)
+
+    async def _answer_by_content(
+        self,
+        request: web.BaseRequest,
+        asked: Asked,
+        step: int | None,
+        weights: str,
+        content: ContentAnswers,
+    ) -> web.StreamResponse | None:
+        """The recorded slot where it is this very one, else samples of the same prompt, from anywhere."""
+        now, started = self.clock.step if step is None else step, time.perf_counter()
+        declared = asked.weights is not None or self.clock.declares
+        policy = Policy(now, step is not None, weights, declared)
+        found = self.calls.find(asked, step, weights, lambda slot: content.index.is_free(now, slot))
+        if found is not None:
+            content.index.take(now, found.slot)
+            return await self._play(request, asked, found)
+        try:
+            answer = await content.answer(request, asked, policy)
+        except NoUpstream as error:
+            return failure(BROKEN_OFF, asked.dialect, f"the inference server cannot be reached: {error}")
+        if answer is not None:
+            return await self._playback.send(request, answer, started)
+        if not self.options.asks_upstream or not self.options.upstream:
+            miss = content.missed(asked, policy)
+            return None if miss is None else self._told(asked, miss)
+        return None
 
     async def _missed(self, asked: Asked, step: int | None, weights: str) -> web.Response:
         miss = await asyncio.to_thread(explain, self.calls, asked, self.options.naming, step, weights)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from rolltape.choices import NamedOption, parse_size
 from rolltape.errors import ConfigError
-from rolltape.policy import Mode
+from rolltape.policy import Mode, VersionRule
 from rolltape.serving.asked import PLAIN, Naming
 from rolltape.serving.order_gate import Order
+from rolltape.settings import By
 from rolltape.steps import as_step
 
 
@@ -59,6 +60,11 @@ class ServeOptions:
     """Seconds after which an upstream server that sends nothing is given up. None: never."""
     memory: int = 256 * 2**20
     """Bytes of recorded answers that are kept in memory."""
+    by: By = By.STEP
+    version: VersionRule = field(default_factory=lambda: VersionRule("same"))
+    """With ``by="prompt"``: the versions of the policy whose samples may answer."""
+    draw: int | None = None
+    """With ``by="prompt"``: the seed that picks samples, where fewer are asked for than there are."""
 
     @property
     def asks_upstream(self) -> bool:
@@ -90,6 +96,9 @@ def read_options(
     max_body: Any = 64 * 10**6,
     timeout: float | None = None,
     memory: Any = 256 * 2**20,
+    by: Any = "step",
+    version: str = "same",
+    draw: int | None = None,
 ) -> ServeOptions:
     """Options as people write them. What contradicts itself is a ``ConfigError``."""
     hosts = (upstream,) if isinstance(upstream, str) else tuple(upstream)
@@ -110,7 +119,15 @@ def read_options(
         max_body=parse_size(max_body),
         timeout=None if timeout is None else _seconds("timeout", timeout),
         memory=parse_size(memory),
+        by=By.parse(by),
+        version=VersionRule.parse(version),
+        draw=draw,
     )
+    if options.by is By.STEP and (version != "same" or draw is not None):
+        named = "version" if version != "same" else "draw"
+        raise ConfigError(
+            f"{named} says nothing of calls that are asked by their step", hint="add --by prompt"
+        )
     if options.mode is Mode.OFF:
         raise ConfigError(
             "a server with the tape off would only be in the way", hint="mode: record or replay"

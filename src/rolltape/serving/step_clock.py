@@ -40,6 +40,11 @@ class Clock:
         return self._declared if self._declared is not None else str(self._updates)
 
     @property
+    def declares(self) -> bool:
+        """Whether somebody says what the weights are called."""
+        return self._declared is not None
+
+    @property
     def asked_step(self) -> int | None:
         """The step that a recording has to be of; None where nobody knows."""
         return self.step if self.said or self.step else None

@@ -22,6 +22,8 @@ class Tally:
     """asked, recorded, replayed, live, missed, retried, aborted, passed"""
     levels: Counter[str] = field(default_factory=Counter)
     """Answers from the tape, by how they were found."""
+    by_content: Counter[str] = field(default_factory=Counter)
+    """Calls that samples from anywhere on the tape answered, these samples, and what was generated beside."""
     refused: Counter[str] = field(default_factory=Counter)
     """Requests that no recording answers, by why."""
     differs: Counter[str] = field(default_factory=Counter)
@@ -66,6 +68,7 @@ class Tally:
         return {
             "calls": {name: self.calls[name] for name in names},
             "levels": {name: self.levels[name] for name in (*LEVELS, "control")},
+            "by_content": {name: self.by_content[name] for name in ("calls", "samples", "generated")},
             "refused": dict(self.refused),
             "differs": dict(self.differs),
             "misses": list(self.misses),

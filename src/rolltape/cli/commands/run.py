@@ -24,7 +24,7 @@ from rolltape.reader.listing import is_tape
 from rolltape.reader.run import open
 from rolltape.reader.wording import count, counted, seconds
 from rolltape.serving import serve
-from rolltape.settings import Settings
+from rolltape.settings import Settings, resolve
 from rolltape.steps import ALL_STEPS, StepSelector
 from rolltape.storage import absolute, is_url, storage_at
 from rolltape.tape.opening import OPENED, not_found
@@ -115,7 +115,9 @@ def command(
 
 def _serving(mode: str, folder: str, upstream: tuple[str, ...], command: tuple[str, ...]) -> int:
     """Run a command beside a server that stands on the tape."""
-    with serve(folder, upstream, mode=mode) as server:
+    its = resolve({"dir": folder}, os.environ)
+    how = {"by": its.by, "version": its.version, "draw": its.draw}
+    with serve(folder, upstream, mode=mode, **how) as server:
         words = tuple(word.replace("{url}", server.url) for word in command)
         code = call(words, served_environment(os.environ, server.url))
     summary = server.summary()

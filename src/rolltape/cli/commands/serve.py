@@ -35,6 +35,12 @@ from rolltape.serving import Server, read_options, run_server, secured
               help="Another header that says who asks, or body.FIELD; may be repeated.")  # fmt: skip
 @click.option("--volatile", multiple=True, metavar="FIELD",
               help="Another field that does not change what is generated; may be repeated.")  # fmt: skip
+@click.option("--by", envvar="ROLLTAPE_BY", default="step", show_default=True,
+              help="prompt: samples of the same prompt answer, wherever on the tape they are.")  # fmt: skip
+@click.option("--version", envvar="ROLLTAPE_VERSION", default="same", show_default=True,
+              help="With --by prompt, whose samples: same, any, nearest, or '<= 2 old'.")  # fmt: skip
+@click.option("--draw", envvar="ROLLTAPE_DRAW", type=int, metavar="SEED",
+              help="With --by prompt: picks samples where fewer are asked for than there are.")  # fmt: skip
 @click.option("--engines", default="none", show_default=True,
               help="In a replay: alive passes the control plane on to the servers.")  # fmt: skip
 @click.option("--token-file", type=LocalPath(), metavar="FILE",

@@ -12,5 +12,16 @@ from __future__ import annotations
 
 from rolltape.serving.dialects.dialect import Choice, Dialect, Request, Response
 from rolltape.serving.dialects.endpoints import find
+from rolltape.serving.dialects.samples import (
+    Parts,
+    asking_for,
+    choices_of,
+    put_together,
+    stands_alone,
+    take_apart,
+)
 
-__all__ = ["Choice", "Dialect", "Request", "Response", "find"]
+__all__ = [
+    "Choice", "Dialect", "Parts", "Request", "Response", "asking_for", "choices_of", "find", "put_together",
+    "stands_alone", "take_apart",
+]  # fmt: skip

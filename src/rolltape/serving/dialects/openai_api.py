@@ -6,7 +6,7 @@ Token ids come from `token_ids` (vLLM), `response_token_ids` (SGLang), or tokens
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from rolltape.serving.dialects.dialect import Choice, Dialect, Response
 from rolltape.serving.dialects.event_stream import merge, settled
@@ -138,6 +138,16 @@ def stated_versions(answer: Mapping[str, Any], listed: list[Mapping[str, Any]]) 
 class Choices(Dialect):
     """An endpoint that answers with choices."""
 
+    prompts_in: ClassVar[str]
+    """The field that holds what is asked."""
+    settings_in: ClassVar[str] = ""
+    """The field in which count and seed are; empty where they are in the body itself."""
+
+    def listed_prompts(self, body: Mapping[str, Any]) -> list[Any]:
+        """What is asked, one entry for each prompt."""
+        said = body.get(self.prompts_in)
+        return [said] if isinstance(said, list) and said else []
+
     def response(self, body: Any) -> Response:
         return read_choices(body)
 
@@ -147,6 +157,7 @@ class Choices(Dialect):
 
 class Chat(Choices):
     name = "openai.chat"
+    prompts_in = "messages"
     prompt_fields = frozenset({"messages"})
     context_fields = frozenset({"tools", "functions", "documents", "session_params", "input_ids"})
 
@@ -158,8 +169,15 @@ class Chat(Choices):
 
 class Completions(Choices):
     name = "openai.completions"
+    prompts_in = "prompt"
     prompt_fields = frozenset({"prompt"})
     context_fields = frozenset({"suffix", "prompt_embeds", "session_params"})
+
+    def listed_prompts(self, body: Mapping[str, Any]) -> list[Any]:
+        said = body.get("prompt")
+        if isinstance(said, list) and all(isinstance(one, (str, list)) for one in said):
+            return said
+        return [said] if isinstance(said, (str, list)) and said else []
 
     def asked(self, fields: Mapping[str, Any]) -> tuple[list[Any] | None, Any, list[int] | None]:
         prompt = fields.get("prompt")

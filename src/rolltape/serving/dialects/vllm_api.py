@@ -22,6 +22,8 @@ def coded(error: dict[str, Any]) -> dict[str, Any]:
 
 class Generate(Choices):
     name = "vllm.generate"
+    prompts_in = "token_ids"
+    settings_in = "sampling_params"
     prompt_fields = frozenset({"token_ids"})
     context_fields = frozenset({"features", "content_parts", "token_offsets"})
 

@@ -37,6 +37,7 @@ function show(s) {
     card(cards, word, s.calls[name], s.calls[name] && (name === "missed" || name === "failed"));
   const levels = at("levels"); levels.replaceChildren();
   for (const [name, n] of Object.entries(s.levels)) card(levels, name, n);
+  if (s.by_content.calls) card(levels, "samples by content, no replay", s.by_content.samples);
   const gate = at("gate"); gate.replaceChildren();
   card(gate, "order", s.gate.order); card(gate, "held back", s.gate.waiting); card(gate, "let go", s.gate.let_go);
   card(gate, "never asked for", s.unplayed);
