@@ -8,10 +8,12 @@ Needs Chromium. Each page is taken in light and in dark, two of them on a phone 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from playwright.sync_api import Browser as Chromium
 from playwright.sync_api import Page
 
@@ -36,6 +38,9 @@ NARROW = {"narrow": "step", "narrow-compare": "compare"}
 
 
 def main(folder: Path, images: Path) -> None:
+    images = images.absolute()
+    os.chdir(folder.parent)  # a page says where its tape is
+    folder = Path(folder.name)
     decode = load_tokenizer(str(folder / "tokenizer"))
     library = Library([str(folder / "base"), str(folder / "bug")], decode)
     with serve(library) as address, browser() as chromium:
@@ -55,6 +60,8 @@ def main(folder: Path, images: Path) -> None:
         page = chromium.new_page(viewport={"width": 1100, "height": 700})
         page.set_content(drawn)
         page.locator("svg").first.screenshot(path=images / "browse.png")
+    for file in (images / "browse.png", *images.glob("viewer-*.png")):  # few colours take few bytes
+        Image.open(file).convert("RGB").quantize(96).save(file, optimize=True)
 
 
 def opened(chromium: Chromium, address: str, size: tuple[int, int], scheme: Any) -> Page:
