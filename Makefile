@@ -9,8 +9,8 @@
 #                              many dumps, from SEED=0 on
 #   make compat                every release of docs/compatibility.md, which it writes; ONLY="verl-0.6.1 trl": these
 #   make bench                 the benchmarks of the core; fails if a promise is not kept
-#   make bench ONLY=large      one part: large, small, replay, write, arguments, growth, compact, verify, viewer, trl,
-#                              generation, serve, store, ray_data, index; ROUNDS=11
+#   make bench ONLY=large      one part: large, small, replay, write, arguments, growth, compact, verify, viewer,
+#                              many_runs, trl, generation, serve, store, ray_data, index; ROUNDS=11
 #   make test ONLY=core        one stack alone; ARGS="tests/test_steps.py -k parse" goes to pytest
 #   make lint                  ruff, mypy and import-linter
 #   make docs                  the documentation site, into site/

@@ -50,6 +50,7 @@ REAL_TRAINER = "tests/verl/test_real_trainer.py"
 
 BENCH_STACKS = {
     "viewer": "viewer",
+    "many_runs": "viewer",
     "trl": "trl",
     "generation": "engines",
     "serve": "engines",
@@ -237,6 +238,7 @@ def bench(session: nox.Session) -> None:
     stack = next((BENCH_STACKS[arg] for arg in session.posargs if arg in BENCH_STACKS), "core")
     if stack == "viewer":
         have_plots(session)
+        have_chromium(session)
     peers = ()
     if "serve" in session.posargs:
         have_package(session, "wrk", ("wrk",), "wrk", "the benchmark of serve")
@@ -286,7 +288,8 @@ def run_module(
 
 def have_chromium(session: nox.Session) -> None:
     """The system's Chromium, installed if this is a Debian and we may."""
-    have_package(session, "Chromium", BROWSERS, "chromium fonts-dejavu-core", "the viewer's tests")
+    packages = "chromium fonts-dejavu-core"
+    have_package(session, "Chromium", BROWSERS, packages, "the viewer's tests and benchmarks")
 
 
 def have_package(session: nox.Session, name: str, programs: Sequence[str], packages: str, who: str) -> None:

@@ -85,6 +85,12 @@ def viewer(folder: Path, rounds: int) -> Part:
     return viewer.section(folder, min(rounds, 5))
 
 
+def many_runs(folder: Path, rounds: int) -> Part:
+    from benchmarks import many_runs
+
+    return many_runs.section(folder, min(rounds, 5))
+
+
 def trl(folder: Path, rounds: int) -> Part:
     from benchmarks import trl
 
@@ -128,6 +134,7 @@ PARTS: dict[str, Callable[[Path, int], Part]] = {
         index,
         verify,
         viewer,
+        many_runs,
         trl,
         generation,
         serve,

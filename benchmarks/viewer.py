@@ -83,7 +83,7 @@ def make_tape(path: Path) -> Path:
                 for name, value in batch(random, step).items():
                     stages[name](value)
     for name in stages:
-        repeat(path, name)
+        repeat(path, name, STEPS)
     with (path / "train" / "metrics.jsonl").open("wb") as file:
         for step in range(STEPS):
             values = {
@@ -93,13 +93,13 @@ def make_tape(path: Path) -> Path:
     return path
 
 
-def repeat(path: Path, stage: str) -> None:
+def repeat(path: Path, stage: str, steps: int) -> None:
     """Write what the first steps have under every further step."""
     for recording in list(rolltape.open(path).recordings(stage)):
         file = recording.open_whole()
         columns = file.columns(list(file.stored_columns))
         packed = pack(file.tree.taken_apart(file.samples, columns, {}))
-        for step in range(DISTINCT + recording.key.step, STEPS, DISTINCT):
+        for step in range(DISTINCT + recording.key.step, steps, DISTINCT):
             pieces = encode(packed, **{**file.about, "step": step})
             (path / "train" / stage / f"step_{step:06d}.parquet").write_bytes(b"".join(pieces))
 
@@ -132,10 +132,10 @@ def batch(random: np.random.Generator, step: int) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def serving(tape: Path) -> Any:
+def serving(*tapes: Path) -> Any:
     """``rolltape view`` in a process of its own: its address, when it was started, and the process."""
     started = time.perf_counter()
-    command = [sys.executable, "-m", "rolltape", "view", str(tape), "--no-open"]
+    command = [sys.executable, "-m", "rolltape", "view", *map(str, tapes), "--no-open"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None

@@ -1,11 +1,12 @@
 """Questions to the control plane are answered as the engine was then, however often they are asked."""
 
 import json
+import threading
 
 import httpx
 
 import rolltape
-from tests.serve.engine import Engine, Plan
+from tests.serve.engine import Engine, Plan, ask, chat, until
 
 
 def train(url: str, questions: int) -> list[str]:
@@ -59,3 +60,27 @@ def test_who_waits_for_a_state_gets_there_in_a_replay_too(tmp_path):
         assert poll(server.url, True) <= 4
     found = list(rolltape.open(tmp_path / "tape").samples(0, "control"))
     assert len(found) == 3, "a pause, and two answers that differ"
+
+
+def test_the_status_has_the_calls_in_flight(tmp_path):
+    go_on = threading.Event()
+
+    def answer(seen):
+        assert go_on.wait(60)
+        return Plan()
+
+    with Engine(answer) as engine, rolltape.serve(tmp_path / "tape", engine.url, mode="record") as server:
+        status = lambda: httpx.get(f"{server.url}/rolltape/status").json()["in_flight"]  # noqa: E731
+        assert status() == {"calls": 0, "oldest": []}
+        caller = threading.Thread(
+            target=ask, args=(server.url, chat("slow")), kwargs={"x-rolltape-step": "7", "x-session-id": "s"}
+        )
+        caller.start()
+        until(lambda: engine.seen)
+        found = status()
+        assert found["calls"] == 1
+        assert found["oldest"][0].pop("seconds") >= 0
+        assert found["oldest"] == [{"path": "/v1/chat/completions", "session": "s", "step": 7}]
+        go_on.set()
+        caller.join()
+        until(lambda: status()["calls"] == 0)

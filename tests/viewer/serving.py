@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from rolltape.viewer.library import Library
@@ -22,6 +23,15 @@ def settled(page) -> None:
     """Wait until a page has all that it asks its server for."""
     waiting = "[data-part]:not([data-done]), [data-series]:not([data-done]), [data-grow]:not([data-done])"
     expect(page.locator(waiting)).to_have_count(0, timeout=30_000)
+
+
+def serious(page) -> dict[str, list[str]]:
+    """What axe-core finds serious or critical on a page, with the first places."""
+    return {
+        finding["id"]: [node["html"][:200] for node in finding["nodes"]][:3]
+        for finding in Axe().run(page).response["violations"]
+        if finding["impact"] in ("serious", "critical")
+    }
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Every page through axe-core, in light and in dark, wide and narrow: nothing serious for a screen reader."""
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect
+
+from tests.viewer.serving import serious, settled
 
 PAGES = (
     "/", "/o", "/matrix", "/t/0", "/t/0/train/rollout/1", "/t/0/train/loss/1", "/t/0/train/rollout/1/2",
@@ -18,16 +18,7 @@ def test_no_page_has_a_serious_finding(watched, server, scheme, width):
     found = {}
     for address in PAGES:
         one.page.goto(address)
-        expect(
-            one.page.locator(
-                "[data-part]:not([data-done]), [data-series]:not([data-done]), [data-grow]:not([data-done])"
-            )
-        ).to_have_count(0)
-        results = Axe().run(one.page).response["violations"]
-        found |= {
-            (address, finding["id"]): [node["html"][:200] for node in finding["nodes"]][:3]
-            for finding in results
-            if finding["impact"] in ("serious", "critical")
-        }
+        settled(one.page)
+        found |= {(address, name): places for name, places in serious(one.page).items()}
     one.problems.clear()  # the browser notes the 404
     assert found == {}

@@ -9,6 +9,7 @@ import rolltape
 from rolltape.cli.app import app as cli
 from rolltape.steps import ALL_STEPS
 from rolltape.viewer import export_html
+from tests.viewer.serving import serious
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,7 @@ def test_its_pages_work_without_a_server(watched, exported, truth):
     page = watched().page
     page.goto(exported.as_uri())
     expect(page.locator("h1")).to_have_text("Runs")
+    assert serious(page) == {}
     page.locator("main a", has_text="base").first.click()
     expect(page.locator("nav.crumbs b")).to_have_text("base")
     expect(page.locator("figcaption", has_text="reward").first).to_be_visible()

@@ -120,8 +120,11 @@ def test_new_steps_appear_while_a_run_goes_on(watched, tmp_path):
         record(1)
         record(2)
         expect(page.locator(".steps .item")).to_have_text(["0", "1", "2"], timeout=30_000)
+        expect(page).to_have_title("▶ step 2 · live – Rolltape")
         page.locator("figure", has_text="loss").locator("summary").click()
         expect(page.locator("figure", has_text="loss").locator("tbody a")).to_have_text(["0", "1", "2"])
+    expect(page).to_have_title("✕ live – Rolltape", timeout=30_000)
+    expect(page.locator("#live")).to_have_text("the server is gone")
     tape.close()
 
 

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 import rolltape
+from rolltape.examples.grpo.model import WORDS
 from rolltape.reader.tokenizer import load_tokenizer
 from rolltape.reader.wording import number
 from rolltape.verify.rules.noise_floor import Floor, write_floor
@@ -139,8 +140,7 @@ def test_a_tokenizer_makes_tokens_readable(watched, runs, truth):
     with serve(Library([str(runs / "base")], load_tokenizer(str(runs / "tokenizer")))) as address:
         page = watched(base_url=address).page
         page.goto("/t/0/train/rollout/2/6")
-        words = ["<pad>", "<end>", ":", *"abcdefghijklmnopqrstuvwxyz"]
-        said = [words[i] for i in truth[2]["rollout"].response_ids[6]]
+        said = [WORDS[i] for i in truth[2]["rollout"].response_ids[6]]
         expect(page.locator('.tokens[data-side="response"] .tok')).to_have_text(said)
 
 

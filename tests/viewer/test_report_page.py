@@ -14,6 +14,7 @@ from rolltape.examples.grpo import loss as objective
 from rolltape.examples.grpo.train import Options, train
 from tests.viewer.conftest import STEPS
 from tests.viewer.payloads import PAYLOADS
+from tests.viewer.serving import serious
 
 
 def diff(capsys, *arguments):
@@ -96,7 +97,7 @@ def test_tokens_are_the_texts_that_the_tokenizer_has(watched, report, runs, trut
     rows = [[words[int(one)] for one in ids] for ids in rollout.response_ids]
     for sample in page.locator(".sample").all():
         spans = sample.locator(".tokens span")
-        assert spans.all_inner_texts() in rows
+        assert [text.strip() for text in spans.all_inner_texts()] in rows
         assert spans.first.get_attribute("title").startswith("place 0, id ")
     assert page.locator(".sample").count() == 5
 
@@ -136,6 +137,7 @@ def test_it_fits_wide_and_narrow_in_light_and_dark(watched, report, width, schem
     assert ink != paper
     sizes = page.locator("figure").evaluate_all("all => all.map(one => one.getBoundingClientRect().width)")
     assert all(250 < size <= width for size in sizes)
+    assert serious(page) == {}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -158,6 +158,29 @@ def test_the_program_is_on_the_page_and_its_change_on_the_compare_page(folder):
     assert "commit" not in report
 
 
+def test_what_log_probs_say_of_the_policy_is_drawn_where_they_are(watched, tmp_path):
+    """Of two samples of two tokens: ratios of 1 and 2, and a reference that gives each token half."""
+    who = {"uid": ["a", "b"], "index": [0, 0]}
+    sampled = np.full((2, 2), -1.0)
+    trained = sampled + np.log([[1.0, 1.0], [2.0, 2.0]])
+    with rolltape.Tape(tmp_path / "t", mode="record") as tape, tape.step(0):
+        rows = {"response_ids": np.ones((2, 2), np.int64), "response_mask": np.ones((2, 2), np.int64)}
+        tape.stage("rollout")(lambda: who | rows | {"rollout_log_probs": sampled})()
+        tape.stage("ref_logprob")(lambda: who | {"ref_log_prob": trained - np.log(2)})()
+        tape.stage("loss")(lambda: who | {"log_probs": trained})()
+    with serve(Library([str(tmp_path / "t")])) as address:
+        page = watched(base_url=address).page
+        page.goto("/t/0")
+        drawn = {
+            title: data(figure(page, f"^{title}"))["lines"][0]["values"]
+            for title in ("ratio trainer", "ratios beyond", "effective sample size", "KL to the reference")
+        }
+    assert drawn["ratio trainer"] == pytest.approx([1.5])
+    assert drawn["ratios beyond"] == pytest.approx([0.5])
+    assert drawn["effective sample size"] == pytest.approx([(1 + 4) ** 2 / (2 * (1 + 16))])
+    assert drawn["KL to the reference"] == pytest.approx([0.5 + np.log(2) - 1])
+
+
 # -- pure --------------------------------------------------------------------------------------------------
 
 

@@ -49,6 +49,12 @@ class Story:
         """Act 1: train, and put it on tape."""
         return self._run("record", Tape(self.base, mode="record"), self.options, on_step)
 
+    def said(self, step: int) -> str:
+        """The first prompt of a recorded step, and what the policy said to it."""
+        with Tape(self.base, mode="replay") as tape:
+            rollout = tape.recording(step, stage="rollout").value()
+        return f"{rollout.prompts[0].text} {rollout.texts[0]}"
+
     def replay(self, on_step: Callable[[Step], None]) -> Act:
         """Act 2: the same training from the tape. An engine that is started raises an error."""
         return self._replayed("replay", "replayed", replace(self.options, state=False), on_step)

@@ -43,6 +43,8 @@ class Roles:
     """As the engine saw them when it sampled."""
     trainer_logprobs: ColumnOf | None
     """As the trainer computes them: what they differ by is the mismatch of training and inference."""
+    reference_logprobs: ColumnOf | None
+    """As the model sees them from which training must not drift."""
     entropy: ColumnOf | None
     finish: str | None
 
@@ -62,6 +64,7 @@ def find_roles(main: str, stages: Mapping[str, Mapping[str, StoredColumn]]) -> R
         advantage=_numeric(stages, ("advantage",), ["advantage", main, *stages]),
         rollout_logprobs=rollout,
         trainer_logprobs=_numeric(stages, trainer, ["loss", *stages], unlike=rollout),
+        reference_logprobs=_numeric(stages, ("ref_logprobs",), list(stages)),
         entropy=_numeric(stages, ("entropy",), [main, *stages]),
         finish=next(iter(columns_with(stored, "finish")), None),
     )

@@ -111,7 +111,9 @@ class Proxy:
             return failure(500, dialect, f"calls can no longer be recorded: {self._writer.failure}")
         if dialect is None:
             return await self._answer_control(request, asked)
-        return await self._answer_call(request, asked)
+        step = self.clock.step if asked.step is None else asked.step
+        with self.tally.asked(asked.path, asked.session, step):
+            return await self._answer_call(request, asked)
 
     def _refusal(self, request: web.BaseRequest) -> web.Response | None:
         """What a request is told that has no business here."""
@@ -189,7 +191,6 @@ class Proxy:
     # -- calls of a model --------------------------------------------------------------------------
 
     async def _answer_call(self, request: web.BaseRequest, asked: Asked) -> web.StreamResponse:
-        self.tally.asked()
         step = self.clock.asked_step if asked.step is None else asked.step
         weights = self.clock.weights if asked.weights is None else asked.weights
         self.clock.called()

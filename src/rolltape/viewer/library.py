@@ -91,3 +91,8 @@ class Library:
     def version(self) -> str:
         """Changes whenever something lands on one of the tapes."""
         return "-".join(run.version() for run in self.runs)
+
+    def last_step(self) -> int | None:
+        """The last step that has landed on any of the tapes."""
+        lasts = (run.steps(None, split)[-1:] for run in self.runs for split in run.splits)
+        return max((step for steps in lasts for step in steps), default=None)

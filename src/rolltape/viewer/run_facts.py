@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rolltape.batch.roles import columns_with
 from rolltape.errors import RolltapeError
 from rolltape.reader.run import Run
+from rolltape.sample_notes import Notes
 from rolltape.viewer.library import Library
 from rolltape.viewer.web.charts import curves
 
@@ -40,6 +41,8 @@ class RunFacts:
     """The rewards over the steps, no more than can be drawn."""
     seconds: float | None
     """From the beginning of the tape to its last recording."""
+    tags: list[str]
+    """Those that people put on its samples."""
     problem: str = ""
     """What of it cannot be read."""
 
@@ -68,6 +71,7 @@ def run_facts(library: Library, at: int) -> RunFacts:
         reward=rewards[-1] if rewards else None,
         curve=finite_curve(rewards),
         seconds=_seconds(run, split, stages),
+        tags=sorted({tag for note in Notes(run).read().values() for tag in note.tags}),
         problem=damaged[0].what if damaged else "",
     )
 

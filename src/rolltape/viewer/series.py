@@ -16,6 +16,7 @@ import numpy as np
 
 from rolltape.errors import RolltapeError
 from rolltape.reader.run import Run
+from rolltape.viewer import log_ratios
 from rolltape.viewer.library import Library
 from rolltape.viewer.prompt_groups import group_name
 from rolltape.viewer.step_view import StepView
@@ -52,6 +53,7 @@ def summarize(view: StepView) -> Summary:
         values["truncated"] = float(cut.mean()), None, None
     if reward is not None and (flat := _without_variance(view, reward)) is not None:
         values["zero_variance"] = flat, None, None
+    values |= {name: (value, None, None) for name, value in log_ratios.of_step(view).items()}
     tokens = None if lengths is None else int(np.sum(lengths))
     return Summary(view.step, values, spreads, tokens=tokens)
 

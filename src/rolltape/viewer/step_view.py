@@ -93,6 +93,16 @@ class StepView:
         """The mean over the tokens of every sample."""
         return None if place is None else self._aligned(place, self.stages[place.stage].means(place.column))
 
+    def token_rows(self, place: ColumnOf) -> list[np.ndarray | None]:
+        """The numbers of those of every sample's tokens that are trained on; None where a stage lacks it."""
+        rows = self.stages[place.stage]
+        cells, kept = rows.cells(place.column), rows.kept(place.column, trained=True)
+        found = [np.asarray(cell, np.float64).reshape(-1) for cell in cells]
+        if kept is not None:
+            found = [row[part] for row, part in zip(found, kept.parts, strict=True)]
+        places = (self.place(place.stage, sample) for sample in range(len(self.main)))
+        return [None if at is None else found[at] for at in places]
+
     def _aligned(self, place: ColumnOf, found: np.ndarray) -> np.ndarray:
         rows = self.stages[place.stage]
         if self._in_order(rows):

@@ -98,11 +98,13 @@ def act_1(screen: Screen, story: Story) -> Act:
     options = story.options
     what = f"GRPO on a small language model: {options.steps} steps, {options.prompts} prompts × {options.n}"
     _title(screen, "Act 1 · record", what)
-    _say(screen, "the task: go on from a letter, each letter later in the alphabet than the one before")
+    _say(screen, "the task: go on from a word, each word later in the dictionary than the one before")
     with _following(screen, options.steps) as follow:
         act = story.record(follow)
     rewards = [step.reward for step in act.result.steps]
     _say(screen, f"reward {_mean(rewards[:4]):.2f} → {_mean(rewards[-4:]):.2f}   {_spark(rewards)}")
+    for step in (0, options.steps - 1):
+        _say(screen, f"step {step}: {story.said(step)}")
     live = _generation(story)
     _say(
         screen,

@@ -1,4 +1,4 @@
-"""A Qwen2 of two layers with random weights, and a tokenizer with a token per letter."""
+"""A Qwen2 of two layers with random weights, and a tokenizer with a token per word."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import hashlib
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from rolltape.examples.grpo.task import LETTERS
+from rolltape.examples.grpo import task
 
 PAD, END = "<pad>", "<end>"
-WORDS = [PAD, END, ":", *LETTERS]
+WORDS = [PAD, END, ":", *task.WORDS]
 
 
 def make_tokenizer() -> Any:
-    """One token per letter, one for the colon, one for padding, one for the end."""
-    words = {word: at for at, word in enumerate(WORDS)}
-    letters = Tokenizer(models.WordLevel(words, unk_token=PAD))
-    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    letters.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=letters, pad_token=PAD, eos_token=END)
+    """One token per word, one for the colon, one for padding, one for the end."""
+    words = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token=PAD))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token=PAD, eos_token=END)
 
 
 def make_model(seed: int, hidden: int = 64, layers: int = 2) -> Any:

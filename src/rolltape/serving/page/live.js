@@ -24,15 +24,17 @@ async function look() {
     const answer = await fetch("/rolltape/status" + location.search, {cache: "no-store"});
     if (!answer.ok) throw new Error(answer.status);
     show(await answer.json());
-  } catch (error) { at("state").textContent = "the server has ended or cannot be reached"; }
+  } catch (error) { at("state").textContent = "the server has ended or cannot be reached"; document.title = "✕ rolltape serve"; }
   setTimeout(look, 1000);
 }
 function show(s) {
-  document.title = s.calls.missed ? `(${s.calls.missed} missed) rolltape serve` : `${s.calls.asked} calls · rolltape serve`;
+  const now = s.in_flight.calls ? `▶ ${s.in_flight.calls} in flight, ` : "";
+  document.title = s.calls.missed ? `(${s.calls.missed} missed) rolltape serve` : `${now}${s.calls.asked} calls · rolltape serve`;
   at("state").textContent = `mode ${s.mode} · step ${s.step} · ${s.seconds} s · ${s.on_tape} calls on the tape`
     + (s.waiting.files ? ` · ${s.waiting.files} files wait for the store` : "");
   const cards = at("calls"); cards.replaceChildren();
   card(cards, "calls per second", s.per_second);
+  card(cards, "in flight", s.in_flight.calls);
   for (const [name, word] of Object.entries(words))
     card(cards, word, s.calls[name], s.calls[name] && (name === "missed" || name === "failed"));
   const levels = at("levels"); levels.replaceChildren();
@@ -42,6 +44,7 @@ function show(s) {
   card(gate, "order", s.gate.order); card(gate, "held back", s.gate.waiting); card(gate, "let go", s.gate.let_go);
   card(gate, "never asked for", s.unplayed);
   rows("waits", ["waits for", "step", "turn"], s.gate.waits_for.map(w => [[w.session || `arrival ${w.arrival}`], [w.step], [w.turn]]));
+  rows("flight", ["for seconds", "step", "session", "path"], s.in_flight.oldest.map(c => [[c.seconds], [c.step], [c.session], [c.path]]));
   rows("hosts", ["server", "state", "calls", "failed"], s.upstream.hosts.map(h =>
     [[h.url], [h.healthy ? "well" : "cannot be reached", h.healthy ? "good" : "bad"], [h.calls], [h.failed]]));
   rows("misses", ["path", "session", "why no recording answers"], s.misses.slice().reverse().map(m => [[m.path], [m.session], [m.reason]]));

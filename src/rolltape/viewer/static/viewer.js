@@ -1,7 +1,7 @@
 // Ties the page together: keys, copying, light and dark, pages in a file, a run that goes on.
 "use strict";
 (({ main, inFile, tag, place, go }, { charts, tokens, tables, samples }) => {
-  const keys = document.getElementById("keys"), root = document.documentElement;
+  const keys = document.getElementById("keys"), root = document.documentElement, title = document.title;
 
   function theme() {
     const dark = matchMedia("(prefers-color-scheme: dark)").matches;
@@ -82,11 +82,15 @@
     scrollTo(0, 0);
     ready();
   }
+  // What the header and the tab say of a run that goes on.
+  function told(text, mark) {
+    document.getElementById("live").textContent = text;
+    document.title = `${mark} ${title}`;
+  }
   async function follow() {
-    const live = document.getElementById("live");
     try {
       const answer = await (await fetch("/state")).json();
-      live.textContent = "following";
+      told("following", answer.last === null ? "▶" : `▶ step ${answer.last} ·`);
       const writing = main.contains(document.activeElement) && /^(INPUT|TEXTAREA)$/.test(document.activeElement.tagName);
       if (answer.version !== document.body.dataset.follow && !writing) {
         const text = await (await fetch(location.href)).text();
@@ -94,7 +98,7 @@
         const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("main");
         if (fresh) { main.replaceChildren(...fresh.childNodes); document.body.dataset.follow = answer.version; ready(); }
       }
-    } catch { live.textContent = "the server is gone"; }
+    } catch { told("the server is gone", "✕"); }
     setTimeout(follow, 1000);
   }
 

@@ -17,11 +17,15 @@ NAMES = {
     "logprob": "log-prob of sampled tokens",
     "entropy": "entropy",
     "mismatch": "mismatch: |trainer − rollout| log-prob of a sample",
+    "reference": "KL to the reference (k3, mean of a token)",
+    "ratio": "ratio trainer : rollout (mean of a token)",
+    "clipped": "ratios beyond 0.8 … 1.2 (share of tokens)",
+    "ess": "effective sample size (share of sequences)",
     "truncated": "truncated responses (share)",
     "zero_variance": "groups without variance (share)",
 }
 """What is summed up, in the order and the words of the page."""
-SHARES = ("truncated", "zero_variance")
+SHARES = ("clipped", "ess", "truncated", "zero_variance")
 
 
 SPREADS = ("reward", "length", "logprob", "entropy", "mismatch")

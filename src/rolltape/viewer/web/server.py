@@ -70,6 +70,7 @@ class Viewer:
         self._comparisons: Comparisons | None = None
         self._trusts: Trusts | None = None
         self._warm = False
+        self._state_told: dict[str, object] = {}
         self._files = assets.load()
         self.notice = assets.notice(self._files)
         register_url_convertor("number", _Number())
@@ -276,7 +277,10 @@ class Viewer:
 
     def _state(self, request: Request) -> Response:
         with self._lock:
-            return JSONResponse({"version": self._library.version()})
+            version = self._library.version()
+            if version != self._state_told.get("version"):
+                self._state_told = {"version": version, "last": self._library.last_step()}
+            return JSONResponse(self._state_told)
 
     def _file(self, request: Request) -> Response:
         name = request.path_params["name"]
