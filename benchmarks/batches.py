@@ -5,6 +5,8 @@ Knows shapes, padding and value distributions; refuses to know any storage forma
 
 from __future__ import annotations
 
+import os
+import random
 import uuid
 from dataclasses import dataclass
 
@@ -34,6 +36,11 @@ LARGE = Shape(prompts=128, per_prompt=8, prompt_width=1024, response_width=8192,
 WIDE = Shape(prompts=96, per_prompt=8, prompt_width=1024, response_width=6144, mean_response=1800.0)
 LONG = Shape(prompts=32, per_prompt=8, prompt_width=1024, response_width=131_072, mean_response=2000.0)
 SMALL = Shape(prompts=16, per_prompt=8, prompt_width=512, response_width=1024, mean_response=300.0)
+
+
+def seed() -> int:
+    """What batches are drawn by: ``BENCH_SEED``, to have those of an earlier run again, or any number."""
+    return int(os.environ.get("BENCH_SEED") or random.SystemRandom().randrange(2**32))
 
 
 def drawn(seed: int) -> Shape:

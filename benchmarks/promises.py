@@ -21,6 +21,8 @@ class Promise:
     bound: float
     made_in: str
     """The page that says so."""
+    aim: float | None = None
+    """What it is meant to become, where that is more than is promised."""
 
     @property
     def wanted(self) -> str:
@@ -37,26 +39,8 @@ PROMISES = (
     Promise("large", "trainer waits, share of pickle's write", "<=", 0.2, "README.md"),
     Promise("large", "extra memory, in batches", "<=", 0.3, "README.md"),
     Promise("small", "smaller than pickle", ">=", 25, "README.md"),
-    Promise("small", "trainer waits, share of pickle's write", "<=", 1.0, "README.md"),
-    Promise("small", "read, times faster than pickle", ">=", 1 / 1.5, "README.md"),
-    Promise("write", "large: smaller than pickle", ">=", 45, "docs/format.md"),
-    Promise("write", "large: times faster than pickle", ">=", 2.5, "docs/format.md"),
-    Promise("write", "large: times faster than torch.save", ">=", 1.8, "docs/format.md"),
-    Promise("write", "large: trainer waits, share of pickle's write", "<=", 0.2, "docs/format.md"),
-    Promise("write", "large: extra memory, in batches", "<=", 0.5, "docs/format.md"),
-    Promise("write", "wide: times faster than pickle", ">=", 2.5, "docs/format.md"),
-    Promise("write", "wide: times faster than torch.save", ">=", 1.8, "docs/format.md"),
-    Promise("write", "wide: trainer waits, share of pickle's write", "<=", 0.2, "docs/format.md"),
-    Promise("write", "wide: extra memory, in batches", "<=", 0.5, "docs/format.md"),
-    Promise("write", "drawn: times faster than pickle", ">=", 2.5, "docs/format.md"),
-    Promise("write", "drawn: times faster than torch.save", ">=", 1.8, "docs/format.md"),
-    Promise("write", "drawn: trainer waits, share of pickle's write", "<=", 0.2, "docs/format.md"),
-    Promise("write", "drawn: extra memory, in batches", "<=", 0.5, "docs/format.md"),
-    Promise("write", "small: times faster than pickle", ">=", 0.6, "docs/format.md"),
-    Promise("write", "small: trainer waits, share of pickle's write", "<=", 0.8, "docs/format.md"),
-    Promise("write", "long: passes over the padding", "<=", 3, "docs/format.md"),
-    Promise("write", "routes: smaller than pickle", ">=", 5, "docs/format.md"),
-    Promise("write", "top log-probs: smaller than pickle", ">=", 5, "docs/format.md"),
+    Promise("small", "trainer waits, share of pickle's write", "<=", 1.0, "README.md", aim=0.5),
+    Promise("small", "read, times faster than pickle", ">=", 1 / 1.5, "README.md", aim=1 / 0.7),
     Promise("arguments", "128 prompts, % of recording their rollout", "<=", 2, "docs/tape.md"),
     Promise("arguments", "128 chats, % of recording their rollout", "<=", 2, "docs/tape.md"),
     Promise("arguments", "256 MB of token ids, passes over memory", "<=", 1.2, "docs/tape.md"),
@@ -109,23 +93,47 @@ PROMISES = (
     Promise("ray_data", "one column, times as fast as all", ">=", 1.5, "docs/ray.md"),
     Promise("generation", "score, times faster than a padded loop", ">=", 1.0, "docs/engines-servers.md"),
 )
-_REPLAY: tuple[tuple[str, Literal["<=", ">="], float], ...] = (
-    ("read, in memsets of fresh memory", "<=", 3),
-    ("read, times faster than pickle", ">=", 5),
-    ("read, times faster than torch.save", ">=", 1.5),
-    ("read, times faster than safetensors", ">=", 0.8),
-    ("pages touched anew, % of the batch", "<=", 20),
+_SHAPES = ("large", "wide", "drawn")
+_REPLAY: tuple[tuple[str, Literal["<=", ">="], float, float], ...] = (
+    ("read, in memsets of fresh memory", "<=", 3, 0.8),
+    ("read, times faster than pickle", ">=", 5, 8),
+    ("read, times faster than torch.save", ">=", 1.5, 4),
+    ("read, times faster than safetensors", ">=", 0.8, 1.2),
+    ("pages touched anew, % of the batch", "<=", 5, 0.5),
+    ("more pages touched anew in later steps, % of the batch", "<=", 1, 0),
+    ("busy trainer waits per step, ms", "<=", 2, 2),
 )
 PROMISES += tuple(
-    Promise("replay", f"{shape}: {figure}", sign, bound, "docs/speed.md")
-    for shape in ("large", "wide", "drawn")
-    for figure, sign, bound in _REPLAY
+    Promise("replay", f"{shape}: {figure}", sign, bound, "docs/speed.md", aim)
+    for shape in _SHAPES
+    for figure, sign, bound, aim in _REPLAY
 )
 PROMISES += (
-    Promise("replay", "busy trainer: waits per step, ms", "<=", 2, "docs/speed.md"),
-    Promise("replay", "long: read, in memsets of fresh memory", "<=", 1.2, "docs/speed.md"),
-    Promise("replay", "long, zeros: read, in memsets of the tight shape", "<=", 1.2, "docs/speed.md"),
-    Promise("replay", "long: jagged, times that of the tight shape", "<=", 2.5, "docs/speed.md"),
+    Promise("replay", "long: read, in memsets of fresh memory", "<=", 1.2, "docs/speed.md", 1.2),
+    Promise("replay", "long, zeros: read, in memsets of the tight shape", "<=", 1.2, "docs/speed.md", 1.2),
+    Promise("replay", "long: jagged, times that of the tight shape", "<=", 2.5, "docs/speed.md", 1.2),
+)
+_WRITE: tuple[tuple[str, Literal["<=", ">="], float, float], ...] = (
+    ("times faster than pickle", ">=", 2.5, 4),
+    ("times faster than torch.save", ">=", 1.8, 3),
+    ("trainer waits, share of pickle's write", "<=", 0.2, 0.08),
+    ("extra memory, in batches", "<=", 0.5, 0.2),
+)
+PROMISES += tuple(
+    Promise("write", f"{shape}: {figure}", sign, bound, "docs/format.md", aim)
+    for shape in _SHAPES
+    for figure, sign, bound, aim in _WRITE
+)
+PROMISES += (
+    Promise("write", "large: smaller than pickle", ">=", 45, "docs/format.md", 45),
+    Promise("write", "wide: smaller than pickle", ">=", 39, "docs/format.md", 39),
+    Promise("write", "drawn: smaller than pickle", ">=", 15, "docs/format.md", 15),
+    Promise("write", "small: smaller than pickle", ">=", 35, "docs/format.md", 35),
+    Promise("write", "small: times faster than pickle", ">=", 0.6, "docs/format.md", 1),
+    Promise("write", "small: trainer waits, share of pickle's write", "<=", 0.8, "docs/format.md", 0.5),
+    Promise("write", "long: passes over the padding", "<=", 3, "docs/format.md", 1.5),
+    Promise("write", "routes: smaller than pickle", ">=", 5, "docs/format.md", 5),
+    Promise("write", "top log-probs: smaller than pickle", ">=", 5, "docs/format.md", 5),
 )
 
 
@@ -148,7 +156,21 @@ class Verdict:
 
     @property
     def kept(self) -> bool:
-        value, bound = self.figure.value, self.promise.bound
+        return self._meets(self.figure.value, self.promise.bound)
+
+    @property
+    def aim(self) -> str:
+        """The aim, and whether it is reached: by the medians too, by the fastest rounds alone, or not."""
+        aim, figure = self.promise.aim, self.figure
+        if aim is None:
+            return ""
+        reached = "not reached"
+        if self._meets(figure.value, aim):
+            both = figure.median is None or self._meets(figure.median, aim)
+            reached = "reached" if both else "in the fastest rounds"
+        return f"{self.promise.sign} {aim:.3g} {reached}"
+
+    def _meets(self, value: float, bound: float) -> bool:
         return value >= bound if self.promise.sign == ">=" else value <= bound
 
     def __str__(self) -> str:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
-import random
 import resource
 import statistics
 import time
@@ -49,8 +47,8 @@ class Taken:
 
 
 def section(folder: Path, rounds: int) -> Part:
-    """Three shapes, one of them drawn; then a trainer that computes in Python all the time."""
-    seed = int(os.environ.get("BENCH_SEED") or random.SystemRandom().randrange(2**32))
+    """Three shapes, one of them drawn, also beside a trainer that computes in Python; then very long rows."""
+    seed = batches.seed()
     shapes = {"large": batches.LARGE, "wide": batches.WIDE, "drawn": batches.drawn(seed)}
     console.print(f"drawn by BENCH_SEED={seed}: {shapes['drawn']}", highlight=False)
     figures: dict[str, Figure] = {}
@@ -64,9 +62,8 @@ def section(folder: Path, rounds: int) -> Part:
         shown = [f"{min(times) * 1e3:.0f} ({statistics.median(times) * 1e3:.0f})" for times in columns]
         table.add_row(name, f"{batches.dense_bytes(batch) / 1e6:.0f}", *shown)
         figures |= {f"{name}: {what}": figure for what, figure in _figures(taken).items()}
-        figures[f"{name}: pages touched anew, % of the batch"] = _fresh_pages(place / "tape", batch)
-        if name == "large":
-            figures["busy trainer: waits per step, ms"] = _busy(place / "tape")
+        figures |= {f"{name}: {what}": figure for what, figure in _fresh_pages(place / "tape", batch).items()}
+        figures[f"{name}: busy trainer waits per step, ms"] = _busy(place / "tape")
         del batch
     figures |= _long(folder / "long", table)
     console.print(table)
@@ -159,8 +156,9 @@ def _loop(folder: Path, batch: formats.Batch) -> Taken:
     return taken
 
 
-def _fresh_pages(path: Path, batch: formats.Batch) -> Figure:
-    """Memory that a step touches for the first time: of the worst step, and of the one in the middle.
+def _fresh_pages(path: Path, batch: formats.Batch) -> dict[str, Figure]:
+    """Memory that a step touches for the first time, of the worst step and of the one in the middle; and how
+    much more of it the last steps touch than the first ones, on average and in the middle.
 
     Counted without huge pages, of which one fault would stand for hundreds.
     """
@@ -171,7 +169,13 @@ def _fresh_pages(path: Path, batch: formats.Batch) -> Figure:
             read(step)
             pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
             touched.append(100 * pages * _PAGE / batches.dense_bytes(batch))
-    return Figure(max(touched[FIRST - 1 :]), statistics.median(touched[FIRST - 1 :]))
+    counted = touched[FIRST - 1 :]
+    early, late = counted[: len(counted) // 2], counted[len(counted) // 2 :]
+    grown = (middle(late) - middle(early) for middle in (statistics.mean, statistics.median))
+    return {
+        "pages touched anew, % of the batch": Figure(max(counted), statistics.median(counted)),
+        "more pages touched anew in later steps, % of the batch": Figure(*grown),
+    }
 
 
 def _busy(path: Path) -> Figure:

@@ -23,14 +23,14 @@ class Part:
 
 
 def show(name: str, part: Part) -> list[Verdict]:
-    """Print which promises this part keeps."""
-    table = Table("promise", "wanted", "measured", "median", "")
+    """Print which promises this part keeps, and which aims it reaches."""
+    table = Table("promise", "wanted", "measured", "median", "", "aim")
     verdicts = judge(name, part.figures)
     for verdict in verdicts:
         figure, promise = verdict.figure, verdict.promise
         median = "" if figure.median is None else f"{figure.median:.2f}"
         outcome = "kept" if verdict.kept else "[red]MISSED[/]"
-        table.add_row(promise.figure, promise.wanted, f"{figure.value:.2f}", median, outcome)
+        table.add_row(promise.figure, promise.wanted, f"{figure.value:.2f}", median, outcome, verdict.aim)
     console.print(table)
     return verdicts
 
@@ -44,6 +44,7 @@ def as_json(part: Part, verdicts: list[Verdict]) -> dict[str, Any]:
                 "wanted": verdict.promise.wanted,
                 "measured": verdict.figure.value,
                 "kept": verdict.kept,
+                "aim": verdict.aim,
             }
             for verdict in verdicts
         ],

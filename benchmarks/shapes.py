@@ -1,13 +1,12 @@
 """Looks for batches that another format writes or reads more quickly; shape, dtypes and padding are drawn.
 
-``ROLLTAPE_BENCH_SEED=7 python -m benchmarks.shapes 40`` draws 40 batches; the same seed draws them again.
+``BENCH_SEED=7 python -m benchmarks.shapes 40`` draws 40 batches; the same seed draws them again.
 Nothing is promised of what it finds: the report lists the worst first, with the ratio.
 """
 
 from __future__ import annotations
 
 import gc
-import os
 import shutil
 import sys
 import tempfile
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from benchmarks import formats, measure
+from benchmarks import batches, formats, measure
 from benchmarks.report import console
 
 TURNS = 3
@@ -27,8 +26,8 @@ DTYPES = (np.int64, np.int32, np.int16, np.uint8, np.bool_, np.float32, np.float
 
 def main(folder: Path, rounds: int) -> None:
     """So many batches, each written and read a few times by all in turn."""
-    seed = int(os.environ.get("ROLLTAPE_BENCH_SEED", int.from_bytes(os.urandom(4), "little")))
-    console.print(f"drawn with ROLLTAPE_BENCH_SEED={seed}")
+    seed = batches.seed()
+    console.print(f"drawn with BENCH_SEED={seed}")
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(rounds):

@@ -1,13 +1,12 @@
 """Writing: against others on three shapes, one of them drawn at random; small batches; very long contexts.
 
 Each shape is written by all in turn, durably. What is drawn follows from a seed that is printed:
-``ROLLTAPE_BENCH_SEED=7 make bench ONLY=write`` draws it again.
+``BENCH_SEED=7 make bench ONLY=write`` draws it again.
 """
 
 from __future__ import annotations
 
 import gc
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,9 @@ LAYERS, EXPERTS = 24, 4
 
 def section(folder: Path, rounds: int) -> Part:
     """All shapes, one after the other."""
-    seed = int(os.environ.get("ROLLTAPE_BENCH_SEED", int.from_bytes(os.urandom(4), "little")))
+    seed = batches.seed()
     shapes = {"large": batches.LARGE, "wide": batches.WIDE, "drawn": batches.drawn(seed)}
-    console.print(f"drawn with ROLLTAPE_BENCH_SEED={seed}: {shapes['drawn']}", soft_wrap=True)
+    console.print(f"drawn with BENCH_SEED={seed}: {shapes['drawn']}", soft_wrap=True)
     figures: dict[str, Figure] = {}
     for name, shape in shapes.items():
         figures |= _against_others(name, shape, folder / name, rounds)

@@ -147,6 +147,25 @@ def test_words_and_comparisons() -> None:
         hash(lazy())
 
 
+def test_who_reads_past_its_methods_is_told_and_gets_no_wrong_value() -> None:
+    class Record:
+        b: Any
+
+    record = Record()
+    record.__dict__ = LazyDict.of({"a": 1}, ["b"], lambda keys: {key: [key] for key in keys})
+    assert "dict(batch)" in repr(record.b)
+    uses: list[Callable[[Any], Any]] = [
+        len, list, bool, np.asarray, lambda found: found[0], lambda found: found + 1,
+    ]  # fmt: skip
+    for use in uses:
+        with pytest.raises((TypeError, AttributeError)):
+            use(record.b)
+    with pytest.raises(AttributeError, match="has no 'shape'"):
+        record.b.shape  # noqa: B018
+    record.__dict__ = dict(record.__dict__)
+    assert record.b == ["b"]
+
+
 def flip(path: Path, column: str) -> None:
     """Change one byte in the middle of a column."""
     data = bytearray(path.read_bytes())

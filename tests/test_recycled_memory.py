@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
+import pickle
 import resource
+import sys
 import threading
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +53,79 @@ KEPT_BY = {
     "a buffer of arrow": lambda array: __import__("pyarrow").py_buffer(array),
     "a frombuffer": lambda array: np.frombuffer(array.data.cast("B"), np.uint8),
     "a list of rows": lambda array: list(array)[-1:],
+    "an object array": lambda array: objects(array[1:]),
+    "a subclass": lambda array: np.ma.array(array)[2:].view(np.ma.MaskedArray),
+    "half of complex numbers": lambda array: array.view(np.complex64).imag,
+    "windows over it": lambda array: np.lib.stride_tricks.sliding_window_view(array.reshape(-1), 5),
+    "one that walks through it": lambda array: np.nditer(array),
+    "a capsule": lambda array: array.__dlpack__(),
+    "dlpack": lambda array: np.from_dlpack(array)[1:],
+    "ctypes": lambda array: (ctypes.c_char * 8).from_buffer(array.reshape(-1).view(np.uint8)),
+    "a pointer of ctypes": lambda array: array.ctypes.data_as(ctypes.c_void_p),
+    "a pickle's buffer": lambda array: pickle.PickleBuffer(array),
+    "a pickle beside its buffers": lambda array: unpickled(array),
+    "an array of arrow": lambda array: __import__("pyarrow").array(array.reshape(-1))[3:5],
+    "its base": lambda array: array.base,
+    "the base of its base": lambda array: array.base.base,
+    "an interface that refers to it": lambda array: np.asarray(Interface(array)),
+    "a function": lambda array: lambda: array,
+    "an error": lambda array: raised(array),
+    "a generator": lambda array: begun(array),
+    "another thread": lambda array: Waiting(array[1:]),
 }
+
+
+def objects(value: object) -> np.ndarray:
+    found = np.empty(1, object)
+    found[0] = value
+    return found
+
+
+def unpickled(array: np.ndarray) -> np.ndarray:
+    beside: list[pickle.PickleBuffer] = []
+    text = pickle.dumps(array, 5, buffer_callback=beside.append)
+    return pickle.loads(text, buffers=beside)
+
+
+class Interface:
+    """Something else that numpy makes arrays of."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.__array_interface__, self._array = array.__array_interface__, array
+
+
+def raised(array: np.ndarray) -> BaseException | None:
+    def fail(inner: np.ndarray) -> None:
+        raise ValueError(len(inner))
+
+    try:
+        fail(array[1:])
+    except ValueError as error:
+        return error
+    return None
+
+
+def begun(array: np.ndarray) -> Iterator[np.ndarray]:
+    def walk(inner: np.ndarray) -> Iterator[np.ndarray]:
+        yield inner[1:]
+        yield inner
+
+    found = walk(array)
+    next(found)
+    return found
+
+
+class Waiting:
+    """A thread that has an array as long as this is kept."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=lambda end, inner: end.wait(), args=(self._end, array))
+        self._thread.start()
+
+    def __del__(self) -> None:
+        self._end.set()
+        self._thread.join()
 
 
 @pytest.mark.parametrize("kept", KEPT_BY)
@@ -63,6 +141,68 @@ def test_memory_that_anyone_can_see_is_not_used_again(kept: str) -> None:
     del seen
     gc.collect()
     assert address(take(memory)) == where
+
+
+def test_garbage_that_comes_back_to_life_has_its_memory() -> None:
+    memory, back = RecycledMemory(2**30), []
+
+    class Phoenix:
+        def __init__(self, array: np.ndarray) -> None:
+            self.array, self.cycle = array, self
+
+        def __del__(self) -> None:
+            back.append(self.array)
+
+    array = take(memory)
+    array[...] = 1
+    Phoenix(array)
+    del array
+    gc.collect()
+    take(memory)[...] = 2
+    assert (back[0] == 1).all()
+
+
+def test_nobody_can_bring_a_lease_back() -> None:
+    lease = take(RecycledMemory(2**30)).base.base
+    with pytest.raises(TypeError, match="weak reference"):
+        weakref.ref(lease)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_what_a_forked_process_lets_go_of_is_kept_here() -> None:
+    memory = RecycledMemory(2**30)
+    array = take(memory)
+    array[...] = 1
+    kept, where = array[1:], address(array)
+    del array
+    child = os.fork()
+    if child == 0:
+        del kept
+        again = take(memory)
+        again[...] = 2
+        os._exit(0 if address(again) == where else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert address(take(memory)) != where
+    assert (kept == 1).all()
+
+
+def test_blocks_that_come_back_while_others_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block may be gone between the look at all of them and the drop of the oldest one."""
+    memory, unraised = RecycledMemory(0), []
+    array = take(memory)
+    real = RecycledMemory.idle_bytes.fget
+    looks = iter([RECYCLE_FROM])
+
+    def emptied(self: RecycledMemory) -> int:
+        self._free.clear()
+        return next(looks, 0)
+
+    monkeypatch.setattr(RecycledMemory, "idle_bytes", property(emptied))
+    monkeypatch.setattr(sys, "unraisablehook", unraised.append)
+    del array
+    assert real is not None
+    assert real(memory) == 0
+    assert not unraised
 
 
 def test_an_array_of_another_shape_and_dtype_gets_it_too() -> None:

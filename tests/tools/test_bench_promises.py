@@ -24,6 +24,23 @@ def test_a_bound_is_kept_when_it_is_reached(promise: Promise, value: float, kept
     assert Verdict(promise, Figure(value)).kept is kept
 
 
+@pytest.mark.parametrize(
+    ("fastest", "median", "said"),
+    [(3, 3.5, "reached"), (3, 2.9, "in the fastest rounds"), (2.9, 3.5, "not reached"), (3, None, "reached")],
+)
+def test_an_aim_is_reached_where_the_medians_reach_it_too(
+    fastest: float, median: float | None, said: str
+) -> None:
+    promise = Promise("small", "times faster", ">=", 2, "README.md", aim=3)
+    assert Verdict(promise, Figure(fastest, median)).aim == f">= 3 {said}"
+    assert Verdict(AT_LEAST, Figure(fastest, median)).aim == ""
+
+
+def test_an_aim_is_not_below_the_promise() -> None:
+    for promise in PROMISES:
+        assert promise.aim is None or Verdict(promise, Figure(promise.aim)).kept
+
+
 def test_not_a_number_keeps_no_promise() -> None:
     assert not Verdict(AT_LEAST, Figure(float("nan"))).kept
     assert not Verdict(AT_MOST, Figure(float("nan"))).kept

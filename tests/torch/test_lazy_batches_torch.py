@@ -104,6 +104,65 @@ def test_whatever_is_done_to_it_it_is_a_tensordict(tmp_path: Path, way: str) -> 
     assert_same(WAYS[way](replay(tmp_path / "t", batch())), batch())
 
 
+OTHER = torch.full((6, 30), 7)
+SOME = torch.tensor([True, False] * 3)
+LIKE_PLAIN: dict[str, Callable[[TensorDict], Any]] = {
+    "pop": lambda found: (found.pop("mask"), found.pop("no such", None)),
+    "rename": lambda found: found.rename_key_("mask", "other"),
+    "exclude": lambda found: found.exclude("mask", inplace=True),
+    "select": lambda found: found.select("mask", "no such", strict=False, inplace=True),
+    "set": lambda found: (found.set("mask", OTHER), found.set_at_("responses", 7, 0)),
+    "update": lambda found: found.update({"mask": OTHER}).update_({"responses": OTHER}),
+    "setdefault": lambda found: (found.setdefault("mask", OTHER), found.setdefault("more", OTHER)),
+    "fill": lambda found: found.fill_("mask", 3).zero_(),
+    "in place": lambda found: found["mask"].add_(1),
+    "rows": lambda found: found.__setitem__(0, batch()[1]),
+    "clear": lambda found: found.clear(),
+    "in": lambda found: ("mask" in found, "no such" in found, len(found), found.is_empty()),
+    "keys": lambda found: sorted(found.keys(True, True)),
+    "iteration": lambda found: list(found),
+    "index": lambda found: (found[2], found[-2:], found[SOME], found[[0, 2]], found[None], found[...]),
+    "shapes": lambda found: (found.view(2, 3), found.unsqueeze(0), found.expand(2, 6), found.repeat(2)),
+    "equality": lambda found: ((found == batch()).all(), (found != batch()).any()),
+    "cat": lambda found: (torch.cat([found, batch()]), torch.cat([batch(), found])),
+    "stack": lambda found: torch.stack([found, batch()]),
+    "where": lambda found: found.where(SOME, batch()),
+    "masked": lambda found: (found.masked_select(SOME), found.masked_fill(SOME, 0)),
+    "batch size": lambda found: setattr(found, "batch_size", []),
+    "dtype": lambda found: (found.to(torch.float64), found.float(), found.bytes(), found.numel()),
+    "shared": lambda found: found.share_memory_(),
+    "consolidated": lambda found: found.consolidate(),
+    "replaced": lambda found: found.replace(mask=OTHER),
+    "inside of another": lambda found: TensorDict({"x": found}, [6])["x", "mask"],
+    "a tree": lambda found: torch.utils._pytree.tree_map(torch.clone, found),
+}
+
+
+@pytest.mark.parametrize("way", LIKE_PLAIN)
+def test_what_comes_of_it_is_what_comes_of_a_plain_one(tmp_path: Path, way: str) -> None:
+    lazy, plain = replay(tmp_path / "t", batch()), batch()
+    assert_alike(LIKE_PLAIN[way](lazy), LIKE_PLAIN[way](plain))
+    assert_alike(lazy, plain)
+
+
+def assert_alike(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    if isinstance(expected, TensorDict):
+        assert list(found.keys()) == list(expected.keys())
+        assert (found.batch_size, found.is_locked) == (expected.batch_size, expected.is_locked)
+        for key in expected.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
+            assert_alike(found.get(key), expected.get(key))
+    elif isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_alike(one, other)
+    else:
+        assert found == expected
+
+
 def test_tensors_inside_of_others(tmp_path: Path, decoded: list[str]) -> None:
     value = {"data": batch(), "extra": tensors()["rewards"], "inner": {"more": tensors()["mask"]}}
     found = replay(tmp_path / "t", value)

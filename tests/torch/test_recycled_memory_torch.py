@@ -38,6 +38,11 @@ KEPT_BY: dict[str, Callable[[torch.Tensor], Any]] = {
     "unbound rows": lambda tensor: tensor.unbind()[-1],
     "a TensorDict": lambda tensor: TensorDict({"x": tensor}, batch_size=[8])[2:4],
     "as_strided": lambda tensor: torch.as_strided(tensor, (3,), (7,), 11),
+    "a capsule": lambda tensor: torch.utils.dlpack.to_dlpack(tensor),
+    "dlpack of an array": lambda tensor: torch.from_dlpack(tensor.numpy()),
+    "a tensor of a buffer": lambda tensor: torch.frombuffer(tensor.numpy(), dtype=torch.uint8)[5:],
+    "a data set": lambda tensor: torch.utils.data.TensorDataset(tensor),
+    "one that needs a gradient": lambda tensor: tensor.requires_grad_()[1:] * 2,
 }
 
 

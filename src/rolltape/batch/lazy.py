@@ -11,8 +11,28 @@ import threading
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
 
-_PENDING: Any = object()
-"""Stands in the dict for a value that has not been made yet."""
+
+class _Pending:
+    """Stands in the dict for a value that has not been made yet.
+
+    Whoever reads the dict past its methods, as an object does whose ``__dict__`` it is, finds this instead.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<a column that has not been decoded: read it as batch[name], or take dict(batch)>"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{self!r} has no {name!r}")
+
+    def _refuse(self, *_: object) -> Any:
+        raise TypeError(f"{self!r} has no value yet")
+
+    __bool__ = __len__ = __iter__ = __array__ = __getitem__ = _refuse
+
+
+_PENDING: Any = _Pending()
 
 
 class ProcessLock:

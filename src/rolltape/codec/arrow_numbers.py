@@ -21,10 +21,10 @@ def to_arrow(values: np.ndarray, dtype: str) -> pa.Array:
         packed = np.packbits(values.view(np.uint8), bitorder="little")
         return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(packed)])
     if dtype == "bfloat16":
-        return _wrap((values.astype(np.uint32) << 16).view(np.float32))
+        return wrap((values.astype(np.uint32) << 16).view(np.float32))
     if values.dtype.kind in "iu":
-        return _wrap(_narrow(values))
-    return _wrap(values)
+        return wrap(_narrow(values))
+    return wrap(values)
 
 
 def from_arrow(array: pa.Array, dtype: str) -> np.ndarray:
@@ -92,7 +92,8 @@ def _view(array: pa.Array) -> np.ndarray:
     return np.frombuffer(array.buffers()[1], dtype)[array.offset : array.offset + len(array)]
 
 
-def _wrap(values: np.ndarray) -> pa.Array:
+def wrap(values: np.ndarray) -> pa.Array:
+    """One-dimensional numbers as an Arrow array, in place."""
     kind = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 

@@ -94,6 +94,8 @@ class Source:
         shape, kind = (self.samples, width), np.dtype(bool)
         places = _places(width)
         first, last = (bound.astype(places.dtype)[:, None] for bound in (starts, stops))
+        if (stops == width).all():
+            return np.asarray(np.greater_equal(places, first, out=self.empty(shape, kind)))
         mask: np.ndarray = np.less(places, last, out=self.empty(shape, kind))
         if starts.any():
             mask &= np.greater_equal(places, first, out=self.empty(shape, kind))

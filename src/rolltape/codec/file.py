@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,12 @@ from rolltape.batch.dtypes import storage_dtype
 from rolltape.batch.json_values import Json
 from rolltape.batch.tree import LazyColumns, Tree
 from rolltape.cached import cached_property
+from rolltape.codec.arrow_numbers import list_array, wrap
 from rolltape.codec.cells import unpack_cells
 from rolltape.codec.expand import Source, dense_bytes, expand_array, expand_ragged, needed, work_bytes
 from rolltape.codec.header import About, Header, StoredColumn, StoredWhole, parse
 from rolltape.codec.pack import Packed, pack
+from rolltape.codec.pages import Empty, read_numbers
 from rolltape.codec.parquet_writing import write
 from rolltape.codec.recycled import Memory
 from rolltape.codec.seal import check_chunk, read_tail, tail_size
@@ -43,7 +45,7 @@ MOST_CHUNKS = 2**16
 """Pieces that a file is cut into, one for each column of each group of rows: each takes its time to find."""
 TAIL_GUESS = 64 * 1024
 DECODE_APART_FROM = 1024 * 1024
-"""Stored bytes from which a column is decoded on another thread."""
+"""Bytes of a column from which it is decoded on another thread."""
 _KEY = b"rolltape"
 
 
@@ -314,35 +316,38 @@ class RecordingFile:
         start: int,
         stop: int,
         memory: Memory | None = None,
-    ) -> tuple[dict[str, Column], dict[str, pa.ChunkedArray]]:
+    ) -> tuple[dict[str, Column], Mapping[str, pa.ChunkedArray]]:
         """Decode and expand columns; also the stored columns that were read, those in ``extra`` included.
 
-        Filling memory takes the time, and two cores do it faster: large columns are filled in on other
-        threads, those that follow from the row bounds alone while the others are being decoded.
+        Decoding and filling memory take the time, and two cores do it faster: what is large is decoded and
+        filled in on other threads, while this one does the rest. Decoding is begun first: a thread that fills
+        in a column may wait for it, and never for something that waits in the queue behind itself.
         """
         with decoding():
             return self._expanded(names, extra, start, stop, memory)
 
     def _expanded(
         self, names: Sequence[str], extra: Sequence[str], start: int, stop: int, memory: Memory | None
-    ) -> tuple[dict[str, Column], dict[str, pa.ChunkedArray]]:
+    ) -> tuple[dict[str, Column], Mapping[str, pa.ChunkedArray]]:
         entries = self.stored_columns
         wants = {name: needed(name, entries) & self._index.keys() for name in names}
         everything = set(extra).union(*wants.values())
-        stored: dict[str, pa.ChunkedArray] = {}
+        stored = _Arriving()
         source = Source(entries, stored, stop - start, memory)
         check_memory(work_bytes(names, source), "this recording")
+        stored.coming |= self._begin(everything, start, stop, source.empty)
         large = [name for name in names if dense_bytes(name, source) >= SHARE_FROM]
         ahead: dict[str, Future[Column]] = {}
         if large:
             bounds = {name for name in everything if name.startswith("_bound")}
-            stored |= self.stored(bounds, start, stop)
+            stored.there |= self._decoded(bounds.difference(stored), start, stop)
             ahead = {n: submit(_column, n, source) for n in large if wants[n] <= bounds}
-        stored |= self.stored(everything.difference(stored), start, stop)
-        ahead |= {n: submit(_column, n, source) for n in large[1:] if n not in ahead}
-        return {n: ahead[n].result() if n in ahead else _column(n, source) for n in names}, stored
+        stored.there |= self._decoded(everything.difference(stored), start, stop)
+        ahead |= {n: submit(_column, n, source) for n in large if n not in ahead}
+        done = {n: _column(n, source) for n in names if n not in ahead}
+        return {n: done[n] if n in done else ahead[n].result() for n in names}, stored
 
-    def _whole(self, name: str, stored: dict[str, pa.ChunkedArray]) -> Bits:
+    def _whole(self, name: str, stored: Mapping[str, pa.ChunkedArray]) -> Bits:
         whole = self.stored_wholes[name]
         raw = stored[f"_whole/{name}"][0].as_py() if whole.data is None else base64.b64decode(whole.data)
         data = np.frombuffer(bytearray(raw), storage_dtype(whole.dtype)).reshape(whole.shape)
@@ -350,27 +355,61 @@ class RecordingFile:
 
     def stored(self, names: Collection[str], start: int, stop: int) -> dict[str, pa.ChunkedArray]:
         """The Parquet columns, cut to the samples asked for."""
+        with decoding():
+            coming = self._begin(names, start, stop)
+            there = self._decoded([name for name in names if name not in coming], start, stop)
+            return there | {name: future.result() for name, future in coming.items()}
+
+    def _begin(
+        self, names: Collection[str], start: int, stop: int, empty: Empty = np.empty
+    ) -> dict[str, Future[pa.ChunkedArray]]:
+        """Begin to decode, on other threads, those of the Parquet columns that take long."""
+        groups, _ = self._groups(start, stop)
+        if not self._in_memory:
+            self._load(names, groups)  # all at once: a store answers each question after a while
+        heavy = [name for name in names if self._is_heavy(name, groups)]
+        return {name: submit(self._decoded_apart, name, start, stop, empty) for name in heavy}
+
+    def _decoded_apart(self, name: str, start: int, stop: int, empty: Empty) -> pa.ChunkedArray:
+        # Other threads have readers of their own, because readers are not to be shared.
+        reader = pq.ParquetFile(pa.BufferReader(pa.py_buffer(self._image)), metadata=self._parquet.metadata)
+        entry = self.stored_columns.get(name)
+        if entry is not None and entry.layout == "span" and (start, stop) == (0, self.samples):
+            bounds = self._decoded(entry.bounds, start, stop, reader)
+            starts, stops = Source(self.stored_columns, bounds, self.samples).bounds(entry)
+            found = self._numbers(name, stops - starts, empty)
+            if found is not None:
+                return found
+        return self._decoded([name], start, stop, reader)[name]
+
+    def _numbers(self, name: str, lengths: np.ndarray, empty: Empty) -> pa.ChunkedArray | None:
+        """A column of lists whose lengths are known, decoded in the quickest way, if that can be done."""
+        groups = range(self._parquet.num_row_groups)
+        self._load([name], groups)
+        chunks = [self._chunks[group * len(self._names) + self._index[name]] for group in groups]
+        data = [self._image[chunk.offset : chunk.offset + chunk.size].data for chunk in chunks]
+        numbers = read_numbers(self._parquet.metadata, self._index[name], data, lengths, empty)
+        return None if numbers is None else pa.chunked_array([list_array(wrap(numbers), lengths)])
+
+    def _decoded(
+        self, names: Collection[str], start: int, stop: int, reader: pq.ParquetFile | None = None
+    ) -> dict[str, pa.ChunkedArray]:
+        """Parquet columns, checked, decoded and cut to some samples, on this thread."""
         if not names:
             return {}
-        with decoding():
-            return self._stored(names, start, stop)
-
-    def _stored(self, names: Collection[str], start: int, stop: int) -> dict[str, pa.ChunkedArray]:
         groups, first = self._groups(start, stop)
         self._load(names, groups)
-        heavy = [name for name in names if self._weight(name, groups) >= DECODE_APART_FROM][1:]
-        apart = {name: submit(self._decode, groups, [name]) for name in heavy}
-        rest = [name for name in names if name not in apart]
-        table = self._parquet.read_row_groups(groups, columns=rest, use_threads=False)
-        stored = _cut(table, rest, start - first, stop - first)
-        for name, future in apart.items():
-            stored |= _cut(future.result(), [name], start - first, stop - first)
-        return stored
+        table = (reader or self._parquet).read_row_groups(groups, columns=list(names), use_threads=False)
+        return {name: table[name].slice(start - first, stop - start) for name in names}
 
-    def _decode(self, groups: list[int], names: list[str]) -> pa.Table:
-        # Other threads have readers of their own, because readers are not to be shared.
-        parquet = pq.ParquetFile(pa.BufferReader(pa.py_buffer(self._image)), metadata=self._parquet.metadata)
-        return parquet.read_row_groups(groups, columns=names, use_threads=False)
+    def _is_heavy(self, name: str, groups: list[int]) -> bool:
+        """Whether a column takes long to decode; tokens do although they are stored in a few bytes."""
+        entry = self.stored_columns.get(name)
+        if entry is None or entry.layout != "span":
+            return self._weight(name, groups) >= DECODE_APART_FROM
+        chunks = (self._parquet.metadata.row_group(group).column(self._index[name]) for group in groups)
+        size: int = sum(chunk.total_uncompressed_size for chunk in chunks)
+        return size >= DECODE_APART_FROM
 
     def _weight(self, name: str, groups: list[int]) -> int:
         """Bytes of a column's chunks."""
@@ -406,6 +445,23 @@ class RecordingFile:
             self._loaded.add(at)
 
 
+class _Arriving(Mapping[str, pa.ChunkedArray]):
+    """Parquet columns: those that are there, and those being decoded, for which whoever asks waits."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, pa.ChunkedArray] = {}
+        self.coming: dict[str, Future[pa.ChunkedArray]] = {}
+
+    def __getitem__(self, name: str) -> pa.ChunkedArray:
+        return self.coming[name].result() if name in self.coming else self.there[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(self.there, self.coming)
+
+    def __len__(self) -> int:
+        return len(self.there) + len(self.coming)
+
+
 class _Later(LazyColumns):
     """The columns of a file, decoded as they are asked for, by one thread at a time."""
 
@@ -432,10 +488,6 @@ class _Later(LazyColumns):
 
 def _within(whole: memoryview) -> Read:
     return lambda spans: [whole[offset : offset + length] for offset, length in spans]
-
-
-def _cut(table: pa.Table, names: Iterable[str], start: int, stop: int) -> dict[str, pa.ChunkedArray]:
-    return {name: table[name].slice(start, stop - start) for name in names}
 
 
 def _column(name: str, source: Source) -> Column:

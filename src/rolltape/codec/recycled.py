@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -38,9 +39,12 @@ class _Block:
 
 
 class _Lease:
-    """The base of an array. It gives its block back when the last view of the array is gone."""
+    """The base of an array. It gives its block back when the last view of the array is gone.
 
-    __slots__ = ("__array_interface__", "__weakref__", "_block", "_give_back")
+    No weak reference to it can be made: one could bring it back while it gives its block away.
+    """
+
+    __slots__ = ("__array_interface__", "_block", "_give_back")
 
     def __init__(self, block: _Block, size: int, give_back: Callable[[_Block], None]) -> None:
         self._block = block
@@ -93,10 +97,10 @@ class RecycledMemory:
             return best
 
     def _give_back(self, block: _Block) -> None:
-        free = self._free
-        free.append(block)
-        while self.idle_bytes > self._limit and free:
-            free.pop(0)  # the one that nobody has wanted for the longest time
+        self._free.append(block)
+        while self.idle_bytes > self._limit:
+            with suppress(IndexError):  # another thread has taken the last one
+                self._free.pop(0)  # the one that nobody has wanted for the longest time
 
 
 def untouched_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

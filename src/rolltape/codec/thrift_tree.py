@@ -23,14 +23,19 @@ _DEEPEST = 16
 
 def parse(data: bytes | memoryview) -> Struct:
     """The struct that these bytes hold, and nothing behind it."""
-    reader = _Reader(bytes(data))
-    try:
-        found = reader.struct(0)
-    except (IndexError, ValueError) as error:
-        raise CorruptFileError(f"the footer cannot be read: {error}") from None
-    if reader.at != len(reader.data):
+    found, used = parse_first(data)
+    if used != len(data):
         raise CorruptFileError("the footer is longer than what it says")
     return found
+
+
+def parse_first(data: bytes | memoryview) -> tuple[Struct, int]:
+    """The struct that these bytes begin with, and how many of them it takes."""
+    reader = _Reader(bytes(data))
+    try:
+        return reader.struct(0), reader.at
+    except (IndexError, ValueError) as error:
+        raise CorruptFileError(f"the footer cannot be read: {error}") from None
 
 
 def serialize(struct: Struct) -> bytes:
