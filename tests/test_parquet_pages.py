@@ -16,6 +16,8 @@ from rolltape.codec import file as codec_file
 from rolltape.codec.arrow_numbers import list_array, wrap
 from rolltape.codec.file import DECODE_APART_FROM
 from rolltape.codec.pages import read_numbers
+from rolltape.codec.thrift_tree import parse_first, serialize
+from rolltape.errors import CorruptFileError
 from tests.exact import assert_same
 
 ROWS = 600
@@ -91,6 +93,18 @@ def test_another_number_of_numbers_is_left_to_arrow(wrong: Any) -> None:
     column, _ = lists(LENGTHS["many"], "int32")
     metadata, chunks = written(column)
     assert read_numbers(metadata, 0, chunks, wrong(LENGTHS["many"]), np.empty) is None
+
+
+@pytest.mark.parametrize("size", [0, -1, -40, -(2**31), 2**31 - 1])
+def test_a_page_that_says_it_is_elsewhere_is_refused(size: int) -> None:
+    """Whoever goes back by what a page says may go round for ever."""
+    column, _ = lists(LENGTHS["many"], "int32")
+    metadata, chunks = written(column)
+    header, used = parse_first(chunks[0][:256])
+    header[3] = (header[3][0], size)
+    forged = memoryview(serialize(header) + bytes(chunks[0][used:]))
+    with pytest.raises(CorruptFileError, match=f"said to have {size}$"):
+        read_numbers(metadata, 0, [forged, *chunks[1:]], LENGTHS["many"], np.empty)
 
 
 @cache

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolltape.codec.thrift_tree import Struct, parse_first
+from rolltape.errors import CorruptFileError
 
 # The numbers of fields in parquet.thrift: of a page header, and of the header of a data page.
 _TYPE, _UNCOMPRESSED, _COMPRESSED, _DATA_PAGE = 1, 2, 3, 5
@@ -65,6 +66,8 @@ def _pages(chunk: memoryview) -> Iterator[tuple[Struct, memoryview]]:
         header, used = parse_first(chunk[at : at + _LONGEST_HEADER])
         at += used
         size = header[_COMPRESSED][1]
+        if not 0 < size <= len(chunk) - at:  # going back, it would come here again and again
+            raise CorruptFileError(f"a page of {len(chunk) - at} bytes at most is said to have {size}")
         yield header, chunk[at : at + size]
         at += size
 
