@@ -1,6 +1,8 @@
 """One damaged file is shown where it is, and the rest of the run works."""
 
 import json
+import os
+import shutil
 
 import httpx
 import numpy as np
@@ -108,3 +110,38 @@ def test_an_index_that_cannot_be_made_is_told_as_any_page(tape, monkeypatch):
         answer = httpx.get(address)
     assert answer.status_code == 500
     assert "OSError: the disk is gone" in answer.text
+
+
+def pipe(place):
+    os.mkfifo(place)
+
+
+def link(place):
+    place.symlink_to("/etc/passwd" if place.suffix else "/etc")
+
+
+@pytest.mark.parametrize("put", [pipe, link])
+@pytest.mark.parametrize("name", ["train/metrics.jsonl", "runs.jsonl", "train"])
+def test_what_lies_in_the_place_of_a_file_is_damage_of_its_own_run(tape, put, name, capfd):
+    healthy = tape.with_name("healthy")
+    shutil.copytree(tape, healthy)
+    place = tape / name
+    if place.exists():
+        place.rename(tape.with_name("away"))
+    put(place)
+    viewer = serve(Library([str(tape), str(healthy)]), follow=True)
+    with viewer as address, httpx.Client(base_url=address, timeout=60, headers={"origin": address}) as client:
+        for page in ("/", "/state", "/o", "/t/1", "/t/1/train/rollout/0", "/size/1"):
+            assert client.get(page).status_code == 200, page
+        if name == "train/metrics.jsonl":
+            assert client.get("/t/0/train/rollout/0").status_code == 200
+            assert "in the place of a file" in client.get("/t/0").text
+        elif (put, name) != (pipe, "train"):  # a pipe among the folders of a tape is no split
+            answer = client.get("/t/0")
+            assert answer.status_code == 500
+            assert "in the place of a" in answer.text
+            assert "in the place of a" in client.get("/").text
+            answer = client.post("/note/0/train/rollout/0/0", json={"note": "x"})
+            assert answer.status_code == 500
+            assert "in the place of a" in answer.json()["problem"]
+    assert "Traceback" not in "".join(capfd.readouterr())

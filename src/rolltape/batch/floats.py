@@ -6,6 +6,7 @@ lacks, are measured in their own steps and not in those of some wider dtype.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -109,3 +110,15 @@ def _table(dtype: str) -> np.ndarray:
         found = np.where(magnitude == 0x7F, np.nan, found)
     negative = (bits & 0x80 != 0) & ~((bits == 0x80) & kind.zero_is_nan)
     return np.where(negative, -found, found).astype(np.float32)
+
+
+def nearest(value: float | np.number) -> float:
+    """The float next to a number of any size: of Python's integers some are larger than all floats.
+
+    >>> nearest(7), nearest(-(10**400))
+    (7.0, -inf)
+    """
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

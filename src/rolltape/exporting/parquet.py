@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 from rolltape.batch import dtypes
 from rolltape.codec.header import StoredColumn
 from rolltape.exporting.table import OWN, Piece, Rows, Table, as_json
+from rolltape.reader.visible import as_utf8
 
 SHARD_BYTES = 500_000_000
 """A new file begins after so many bytes of a split, as they are in memory."""
@@ -175,7 +177,7 @@ def _column(rows: Rows, kind: pa.DataType, size: int) -> pa.Array:
     if isinstance(rows.values, list):
         if pa.types.is_string(kind) and not all(v is None or type(v) is str for v in rows.values):
             return pa.array([as_json(value) for value in rows.values], kind)
-        return pa.array([v.item() if isinstance(v, np.generic) else v for v in rows.values], kind)
+        return pa.array([_item(value) for value in rows.values], kind)
     if pa.types.is_string(kind) and rows.offsets is not None:
         return pa.array([as_json(rows.of(sample)) for sample in range(size)], kind)
     array = _nested(rows.values)
@@ -186,9 +188,15 @@ def _column(rows: Rows, kind: pa.DataType, size: int) -> pa.Array:
     return array.cast(kind)
 
 
+def _item(value: Any) -> Any:
+    if isinstance(value, str):
+        return as_utf8(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def _nested(values: np.ndarray) -> pa.Array:
     """Arrays of several axes as lists of lists."""
     if values.ndim == 1:
-        return pa.array(values)
+        return pa.array([as_utf8(text) for text in values] if values.dtype.hasobject else values)
     inner = _nested(values.reshape(-1, *values.shape[2:]))
     return pa.ListArray.from_arrays(pa.array(np.arange(len(values) + 1) * values.shape[1], pa.int32()), inner)

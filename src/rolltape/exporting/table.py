@@ -21,6 +21,8 @@ from rolltape.codec.header import StoredColumn
 from rolltape.errors import BatchError, CorruptFileError
 from rolltape.reader.stored_file import StoredFile
 from rolltape.reader.token_places import Places
+from rolltape.reader.visible import as_utf8
+from rolltape.reader.wording import whole, written
 from rolltape.tape import Recording
 
 
@@ -40,13 +42,16 @@ def numbers(data: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def plain(value: Any) -> Any:
-    """A recorded value as JSON has it; NaN and infinities become null, bytes base64, sets lists."""
+    """A recorded value as JSON has it; NaN and infinities become null, bytes base64, sets lists.
+
+    Whole numbers beyond what Python writes in decimal digits become text, in hexadecimal.
+    """
     if value is None or isinstance(value, (bool, str)):
         return str(value) if isinstance(value, str) else value
     if isinstance(value, np.generic):
         return plain(value.item()) if value.dtype.kind in "biufc" else str(value)
     if isinstance(value, int):
-        return int(value)
+        return whole(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, complex):
@@ -54,7 +59,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray)):
         return base64.b64encode(value).decode("ascii")
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {written(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, (set, frozenset)):
@@ -73,12 +78,12 @@ def _other(value: Any) -> Any:
     adapter = adapter_for(value)
     if adapter is not None:
         return plain(adapter.to_parts(value))
-    return plain(vars(value)) if hasattr(value, "__dict__") else str(value)
+    return plain(vars(value)) if hasattr(value, "__dict__") else written(value)
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON text."""
-    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+    """A value as JSON text; lone surrogates as JSON writes them."""
+    return as_utf8(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
 
 
 OWN = ("step", "uid", "index", "split", "stage", "call")

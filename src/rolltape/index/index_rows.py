@@ -29,6 +29,7 @@ from rolltape.errors import (
 )
 from rolltape.index.prompt_key import SIZE, canonical, prompt_digest, sampling_digest, uid_digest
 from rolltape.reader.samples import Samples
+from rolltape.reader.wording import written
 from rolltape.storage import Storage
 from rolltape.tape.call_arguments import Arguments, Naming, read_arguments
 from rolltape.tape.recording import Recording
@@ -111,7 +112,7 @@ def prompt_rows(value: Any) -> list[Any]:
     if isinstance(value, Batch):
         value = value.columns
     if isinstance(value, Mapping) and len(value):
-        columns = {str(name): prompt_rows(column) for name, column in value.items()}
+        columns = {written(name): prompt_rows(column) for name, column in value.items()}
         if len({len(column) for column in columns.values()}) == 1:
             rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
             return [_without_padding(row) for row in rows]

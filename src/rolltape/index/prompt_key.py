@@ -23,6 +23,7 @@ from rolltape.batch.digest import Digest
 from rolltape.batch.digest_pieces import is_of_a_run
 from rolltape.batch.json_values import MAX_DEPTH, is_tensor
 from rolltape.errors import UnsupportedValueError
+from rolltape.reader.wording import written
 
 SIZE = 16
 """Bytes of a digest."""
@@ -101,7 +102,7 @@ def _pieces(value: Any, depth: int) -> Iterator[bytes]:
     elif isinstance(value, (bytes, bytearray, memoryview)):
         yield _framed(b"b", bytes(value))
     elif isinstance(value, (int, np.integer)):
-        yield _framed(b"n", str(int(value)).encode())
+        yield _framed(b"n", written(int(value)).encode())
     elif isinstance(value, (float, np.floating)):
         yield _framed(b"f", struct.pack("<d", float(value)))
     elif isinstance(value, np.ndarray) or is_tensor(value):
@@ -164,7 +165,7 @@ _SOLE = ("text", "messages", "token_ids")
 def _fields(value: Any) -> dict[str, Any]:
     """The parts of a value by name; of an object without what is empty, and what its class says is not it."""
     if isinstance(value, Mapping):
-        named = {str(name): value[name] for name in value}
+        named = {written(name): value[name] for name in value}
         if len(named) < len(value):
             raise _unknown(value, "two of its names are written alike")
         return named

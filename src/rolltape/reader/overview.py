@@ -8,7 +8,7 @@ from typing import Any
 
 from rolltape.codec.file import RecordingFile
 from rolltape.errors import RolltapeError
-from rolltape.key import Key, metrics_path
+from rolltape.key import Key
 from rolltape.reader.listing import StageFiles
 from rolltape.reader.run import open
 from rolltape.reader.samples import Samples
@@ -125,7 +125,7 @@ def tape_row(path: str) -> TapeRow:
         stages = [_stage_row(run.files(stage, split)) for split in run.splits for stage in run.stages(split)]
     except RolltapeError as error:
         return TapeRow(path, None, None, [], size, error.what)
-    metrics = tuple(split for split in run.splits if storage.exists(metrics_path(split)))
+    metrics = tuple(split for split in run.splits if run.has_metrics(split))
     return TapeRow(path, run.id, run.manifest.created, stages, size, None, metrics)
 
 

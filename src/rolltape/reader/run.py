@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from rolltape.errors import RolltapeError
+from rolltape.errors import RolltapeError, StorageError
 from rolltape.hooks import hook
 from rolltape.key import Key, check_name, metrics_path
 from rolltape.reader.acceptances import acceptances
@@ -137,8 +137,17 @@ class Run:
 
     def _splits(self) -> list[str]:
         names = [name for folder in self.storage.folders("") if is_name(name := folder.rstrip("/"))]
-        found = [name for name in names if self.storage.exists(metrics_path(name)) or self.stages(name)]
+        found = [name for name in names if self.has_metrics(name) or self.stages(name)]
         return sorted(found, key=lambda name: (name != "train", name))
+
+    def has_metrics(self, split: str) -> bool:
+        """Whether there are metrics, or something in their place, which reading them names."""
+        try:
+            return self.storage.exists(metrics_path(split))
+        except StorageError:
+            if is_url(self.location):  # it did not answer
+                raise
+            return True
 
     def stages(self, split: str = "train") -> list[str]:
         """The stages that have recordings, in the order in which a step ran them."""
@@ -272,15 +281,16 @@ class Run:
         return self.id, *(one.before for one in acceptances(self.storage)), *(cut["of"] if cut else ())
 
     def version(self) -> str:
-        """Changes whenever something lands on the tape."""
+        """Changes whenever something lands on the tape. What cannot be looked at has no part in it."""
         marks: list[str] = []
         for split in self.splits:
             for stage in self.stages(split):
                 files = self.files(stage, split).files
                 mark = self._listed[split, stage].mark
                 marks.append(f"{len(files)}.{mark.text if mark else ''}")
-            stat = self.storage.stat(metrics_path(split))
-            marks.append(str(stat.size if stat else 0))
+            with suppress(StorageError):
+                stat = self.storage.stat(metrics_path(split))
+                marks.append(str(stat.size if stat else 0))
         return "-".join(marks)
 
     def _position(self, split: str, stage: str) -> float:

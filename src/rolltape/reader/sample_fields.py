@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rolltape.batch.roles import columns_with, has_role
 from rolltape.codec.header import StoredColumn
+from rolltape.reader.wording import whole, written
 
 Array: TypeAlias = NDArray[Any]
 Cell: TypeAlias = Any
@@ -42,7 +43,7 @@ def as_text(cell: Cell, *, full: bool = False) -> str:
     if isinstance(cell, (dict, list)):
         text = json.dumps(to_json(cell), ensure_ascii=False)
         return text if full else abridged(text)
-    text = repr(cell)
+    text = written(cell, repr)
     return text if full else abridged(text)
 
 
@@ -90,7 +91,7 @@ def _runs(flat: Array, full: bool) -> list[str]:
 
 
 def _number(value: Any, full: bool) -> str:
-    return f"{value:.6g}" if isinstance(value, np.floating) and not full else str(value)
+    return f"{value:.6g}" if isinstance(value, np.floating) and not full else written(value)
 
 
 def to_json(cell: Cell) -> Any:
@@ -99,12 +100,12 @@ def to_json(cell: Cell) -> Any:
         listed = cell.tolist()
         return listed if np.asarray(cell).dtype.kind in "biuf" else to_json(listed)
     if isinstance(cell, dict):
-        return {str(key): to_json(value) for key, value in cell.items()}
+        return {written(key): to_json(value) for key, value in cell.items()}
     if isinstance(cell, (list, tuple)):
         return [to_json(value) for value in cell]
-    if cell is None or isinstance(cell, (bool, int, float, str)):
+    if cell is None or isinstance(cell, (bool, float, str)):
         return cell
-    return repr(cell)
+    return whole(cell) if isinstance(cell, int) else written(cell, repr)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.batch.columns import ArrayColumn, Column, ObjectColumn, RaggedColumn
-from rolltape.batch.floats import FLOATS, decode, values
+from rolltape.batch.floats import FLOATS, decode, nearest, values
 from rolltape.batch.roles import columns_with, has_role
 from rolltape.cached import cached_property
 from rolltape.codec.header import StoredColumn
@@ -407,7 +407,7 @@ def _numeric(column: Column) -> Column:
 def _sums(column: Column) -> np.ndarray:
     if isinstance(column, ObjectColumn):
         numeric = (bool, int, float, np.number)
-        return np.array([float(v) if isinstance(v, numeric) else np.nan for v in column.values], np.float64)
+        return np.array([nearest(v) if isinstance(v, numeric) else np.nan for v in column.values], np.float64)
     column = _numeric(column)
     if isinstance(column, RaggedColumn):
         sums, filled = np.zeros(len(column.lengths)), column.lengths > 0

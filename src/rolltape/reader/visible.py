@@ -62,6 +62,15 @@ def is_hidden(char: str, before: str = "") -> bool:
     return not (char.isprintable() or char in _JOINERS or unicodedata.category(char) == "Zs")
 
 
+def as_utf8(text: str) -> str:
+    r"""The text with lone surrogates, which neither UTF-8 nor Arrow has a place for, written out.
+
+    >>> as_utf8("a\ud800"), as_utf8("ü")
+    ('a\\ud800', 'ü')
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def visible_json(text: str) -> str:
     r"""JSON with what is not seen written as JSON writes it: the same value for a program, and safe to print.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from collections.abc import Callable
 
 from rolltape.reader.visible import visible
 
@@ -17,13 +18,39 @@ def brief(text: str, most: int = MOST) -> str:
     return visible(line if len(line) <= most else line[: most - 1] + "…")
 
 
+MOST_BITS = 2000
+"""Of a whole number in decimal digits: Python takes long to write larger ones, and then refuses to."""
+
+
+def whole(value: int) -> int | str:
+    """A whole number; its bits, as text, where it has so many that its decimal digits cannot be had.
+
+    >>> whole(7), whole(2**4000)[:6]
+    (7, '0x1000')
+    """
+    return int(value) if value.bit_length() <= MOST_BITS else hex(value)
+
+
+def written(value: object, write: Callable[[object], str] = str) -> str:
+    """What Python writes for a value; its type where Python cannot."""
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return hex(value)
+    try:
+        return write(value)
+    except Exception:  # a number with too many digits inside, or whatever the class of a value says of it
+        inside = [written(item, repr) for item in value] if isinstance(value, (tuple, frozenset)) else []
+        return f"<{' '.join([type(value).__name__, *inside])}>"
+
+
 def number(value: object, none: str = "–") -> str:
     """A number for people; text as it is."""
     if value is None:
         return none
     if isinstance(value, float):
         return f"{value:.4g}" if math.isfinite(value) else str(value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int) and value.bit_length() <= MOST_BITS:
+        return f"{value:,}"
+    return written(value)
 
 
 def count(number: int | None) -> str:

@@ -112,14 +112,15 @@ def _lines(
     try:
         text = bytes(storage.read(name))
         check_memory(_EXPANDED * len(text), "reading its lines", f"{storage.location}/{name}")
+        run = current_run(storage)
     except StepMissingError:
         return
-    except (StorageError, MemoryLimitError) as error:  # a link in its place, or a file of holes
+    except (StorageError, MemoryLimitError, CorruptFileError) as error:
+        # A link in its place, a file of holes, or nobody knows which lines are of the current run.
         if damaged is None:
             raise
         damaged.append(error)
         return
-    run = current_run(storage)
     for number, line in lines_of(text):
         where = f"{storage.location}/{name}, line {number}"
         try:

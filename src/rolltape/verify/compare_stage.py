@@ -43,7 +43,7 @@ def compare_value(entry: Entry, a: object, b: object, limits: Limits) -> Entry:
         return replace(entry, note=f"{type(a).__name__} against {type(b).__name__}")
     if same(a, b):
         return replace(entry, verdict=Verdict.BITWISE, difference=Difference(type(a).__name__, 1))
-    if isinstance(a, (int, np.integer)) and isinstance(b, (int, np.integer)):
+    if isinstance(a, (int, np.integer)) and isinstance(b, (int, np.integer)) and _has_float(a, b):
         return _judged(entry, _whole(int(a), int(b), limits), limits)
     return replace(entry, verdict=Verdict.DIVERGED, difference=unlike(type(a).__name__, 1, 1, 0))
 
@@ -56,6 +56,11 @@ def _floats(value: object) -> list[float]:
         if all(isinstance(one, (float, np.floating)) for one in several)
         else []
     )
+
+
+def _has_float(*numbers: int | np.integer) -> bool:
+    """Whether integers, and what lies between them, are no larger than floats can be."""
+    return all(abs(int(number)) < 2**1000 for number in numbers)
 
 
 def _whole(a: int, b: int, limits: Limits) -> Difference:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rolltape.reader.sample_fields import Cell, as_text, to_json
+from rolltape.reader.wording import written
 
 LARGEST = 1024
 """Pixels of the longer side on a page."""
@@ -79,7 +80,7 @@ def _turn(turn: dict[str, Any]) -> list[Part]:
     for key, value in turn.items():
         if key not in ("role", "content", "tool_calls") and value is not None:
             kind = "text" if key in ("reasoning_content", "reasoning", "thinking") else "data"
-            parts.append(Part(kind, value if isinstance(value, str) else _json(value), str(key)))
+            parts.append(Part(kind, value if isinstance(value, str) else _json(value), written(key)))
     return parts
 
 

@@ -12,6 +12,7 @@ from rolltape.errors import ConfigError
 from rolltape.reader.given_prompts import is_rollout
 from rolltape.reader.sample_fields import Cell, Field, field_text
 from rolltape.reader.stored_file import Id
+from rolltape.reader.visible import as_utf8
 from rolltape.viewer.step_view import StepView
 from rolltape.viewer.token_view import token_ids
 
@@ -139,13 +140,13 @@ def search(view: StepView, groups: Sequence[Group], words: str, *, regex: bool) 
 
     prompts = prompt_texts(view, [group.best for group in groups])
     texts = pa.array(
-        [_plain(text) for text in [*prompts, *(group.uid for group in groups)]], pa.large_string()
+        [as_utf8(text) for text in [*prompts, *(group.uid for group in groups)]], pa.large_string()
     )
-    responses = pa.array([_plain(text) for text in response_texts(view)], pa.large_string())
+    responses = pa.array([as_utf8(text) for text in response_texts(view)], pa.large_string())
     match = pc.match_substring_regex if regex else pc.match_substring
     try:
         found, answered = (
-            match(side, _plain(words), ignore_case=not regex).to_pylist() for side in (texts, responses)
+            match(side, as_utf8(words), ignore_case=not regex).to_pylist() for side in (texts, responses)
         )
     except pa.ArrowInvalid as error:
         raise ConfigError(f"this is not a regular expression: {str(error).splitlines()[0]}") from None
@@ -154,8 +155,3 @@ def search(view: StepView, groups: Sequence[Group], words: str, *, regex: bool) 
         for at, group in enumerate(groups)
         if found[at] or found[at + len(groups)] or any(answered[sample] for sample in group.samples)
     ]
-
-
-def _plain(text: str) -> str:
-    """Lone surrogates, which Arrow has no place for, written out."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")

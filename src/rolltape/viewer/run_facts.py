@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from rolltape.batch.roles import columns_with
 from rolltape.errors import RolltapeError
 from rolltape.reader.run import Run
+<<<<<<< HEAD
 from rolltape.sample_notes import Notes
+=======
+from rolltape.tape.manifest import Manifest
+>>>>>>> i14
 from rolltape.viewer.library import Library
 from rolltape.viewer.web.charts import curves
 
@@ -48,7 +52,23 @@ class RunFacts:
 
 
 def run_facts(library: Library, at: int) -> RunFacts:
-    """What the index says of a run."""
+    """What the index says of a run; of one that cannot be listed, why."""
+    try:
+        return _facts(library, at)
+    except RolltapeError as error:
+        about = library.runs[at].manifest
+        return RunFacts(
+            at=at, name=library.name(at), id=str(about.id)[:8], created=about.created, split="train", steps=0,
+            last=None, stages=[], kind=_kind(about), baseline="", reward=None, curve=[], seconds=None,
+            problem=error.what,
+        )  # fmt: skip
+
+
+def _kind(about: Manifest) -> str:
+    return "replay" if about.baseline else "cut" if about.cut else "recorded"
+
+
+def _facts(library: Library, at: int) -> RunFacts:
     run = library.runs[at]
     split = next(iter(run.splits), "train")
     damaged: list[RolltapeError] = []
@@ -56,7 +76,6 @@ def run_facts(library: Library, at: int) -> RunFacts:
     rewards = _rewards(run.metrics(split, 0, damaged))
     base = library.baseline(at)
     known = [library.name(other) for other, one in enumerate(library.runs) if one is base]
-    kind = "replay" if run.manifest.baseline else "cut" if run.manifest.cut else "recorded"
     return RunFacts(
         at=at,
         name=library.name(at),
@@ -66,7 +85,7 @@ def run_facts(library: Library, at: int) -> RunFacts:
         steps=len(steps),
         last=steps[-1] if steps else None,
         stages=stages,
-        kind=kind,
+        kind=_kind(run.manifest),
         baseline=(known[0] if known else base.path) if base is not None else "",
         reward=rewards[-1] if rewards else None,
         curve=finite_curve(rewards),

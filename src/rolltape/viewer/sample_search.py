@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from rolltape.errors import ConfigError, RolltapeError
 from rolltape.index.sample_table import Progress, SampleTable, reward_stage
 from rolltape.reader.sample_filter import parse_filter
+from rolltape.reader.visible import as_utf8
 from rolltape.viewer.library import Library
 from rolltape.viewer.prompt_groups import prompt_texts, response_texts
 from rolltape.viewer.step_view import StepView
@@ -169,7 +170,7 @@ class _Scan:
     """What one expression matches, as far as it was looked for."""
 
     def __init__(self, words: str, regex: bool) -> None:
-        self._words, self._regex = _plain(words), regex
+        self._words, self._regex = as_utf8(words), regex
         self.done: set[int] = set()
         self.hits: dict[tuple[int, int], str] = {}
         """By step and sample: the text around the first match."""
@@ -188,7 +189,7 @@ class _Scan:
         except RolltapeError:  # a damaged file is told on its own page
             sides = []
         for texts in sides:
-            column = pa.array([_plain(text) for text in texts], pa.large_string())
+            column = pa.array([as_utf8(text) for text in texts], pa.large_string())
             places = self._match(column).to_numpy()
             for sample in np.flatnonzero(places >= 0).tolist():
                 self.hits.setdefault(
@@ -241,11 +242,6 @@ def _hits(table: pa.Table, texts: Mapping[tuple[int, int], str]) -> list[Hit]:
     names = ("step", "sample", "uid", "index", "reward", "prompt_tokens", "response_tokens", "finish")
     rows = zip(*(table[name].to_pylist() for name in names), strict=True)
     return [Hit(*(*row, texts.get((row[0], row[1]), ""))) for row in rows]
-
-
-def _plain(text: str) -> str:
-    """Lone surrogates, which Arrow has no place for, written out."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def places_of(

@@ -12,6 +12,7 @@ from rolltape.errors import CorruptFileError, MissingDependencyError, RolltapeEr
 from rolltape.reader.given_prompts import given_prompt, is_rollout
 from rolltape.reader.samples import Samples
 from rolltape.reader.step_roles import TRUNCATED, ColumnOf, Roles, find_roles
+from rolltape.reader.wording import written
 from rolltape.viewer.library import Library
 
 UNREADABLE = (CorruptFileError, UnknownAdapterError, MissingDependencyError)
@@ -144,7 +145,7 @@ class StepView:
     def truncated(self) -> np.ndarray | None:
         """Which samples were cut at their longest; None where nothing says."""
         if self.roles.finish is not None:
-            reasons = [str(reason).lower() for reason in self.main.cells(self.roles.finish)]
+            reasons = [written(reason).lower() for reason in self.main.cells(self.roles.finish)]
             return np.isin(reasons, TRUNCATED)
         return _without_an_end(self.main, self.roles.response_ids)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -217,6 +217,9 @@ def _objects(left: Column, right: Column, pairs: Pairs, limits: Limits | None) -
         for flat in (found.first, found.worst)
     )
     lost = [at for at, fit in enumerate(fits) if not fit]
+    if not lost and first is None:  # not a number on either side, in other bits
+        others = replace(found, count=len(rows), mismatched=len(differ), both_nan=len(differ))
+        return ColumnDifference(others, place(differ[0]), place(differ[0]), len(differ))
     if not lost:
         assert first is not None
         return ColumnDifference(

@@ -21,7 +21,7 @@ from rolltape.batch.columns import ArrayColumn, Column, ObjectColumn, RaggedColu
 from rolltape.batch.dtypes import storage_dtype
 from rolltape.batch.json_values import from_json, to_json
 from rolltape.batch.roles import has_role
-from rolltape.batch.scalars import Json
+from rolltape.batch.scalars import Json, text_node
 from rolltape.batch.tree import Dismantled
 from rolltape.codec.cells import tagged_cells
 from rolltape.codec.file import RecordingFile, encode
@@ -198,7 +198,7 @@ class Walker:
 
     def _scalar(self, tag: str, inside: Json) -> Json:
         if tag == "$str":
-            return self.text(base64.b64decode(inside).decode("utf-8", "surrogatepass"))
+            return text_node(self.text(base64.b64decode(inside).decode("utf-8", "surrogatepass")))
         if tag in ("$bytes", "$bytearray"):
             return {tag: self.data(inside)}
         if tag == "$uuid":

@@ -93,10 +93,10 @@ class StandIns:
         size = max(abs(number).bit_length() - 1, 0)
 
         def make(attempt: str) -> str:
-            drawn = self._digest(b"number" + attempt.encode(), str(number).encode())
-            return str((1 << size) + int.from_bytes(drawn * (size // 256 + 1), "big") % (1 << size))
+            drawn = self._digest(b"number" + attempt.encode(), hex(number).encode())
+            return hex((1 << size) + int.from_bytes(drawn * (size // 256 + 1), "big") % (1 << size))
 
-        found = int(self._unused(("number", size, number < 0), hex(number), make))
+        found = int(self._unused(("number", size, number < 0), hex(number), make), 16)
         return -found if number < 0 else found
 
     def uuid(self, value: str) -> str:

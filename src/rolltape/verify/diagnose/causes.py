@@ -10,7 +10,7 @@ import numpy as np
 
 from rolltape.batch.arrays import Bits
 from rolltape.batch.columns import Column, ObjectColumn
-from rolltape.batch.floats import FLOATS, values
+from rolltape.batch.floats import FLOATS, nearest, values
 from rolltape.batch.roles import columns_with
 from rolltape.reader.run import Run
 from rolltape.reader.samples import Samples
@@ -273,7 +273,7 @@ def _numbers(column: Column) -> list[np.ndarray]:
     """A column's rows as doubles; empty where they are no numbers."""
     if isinstance(column, ObjectColumn):
         plain = all(type(value) in (int, float) for value in column.values)
-        return [np.array(float(value)) for value in column.values] if plain else []
+        return [np.array(nearest(value)) for value in column.values] if plain else []
     return [_doubles(row, column.dtype) for row in column.rows()] if _numeric(column.dtype) else []
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from rolltape.batch.floats import FLOATS, is_nan
+from rolltape.codec.cells import cell_parts
 from rolltape.verify.measure.beyond import Beyond, Bounds, find_beyond
 from rolltape.verify.measure.limits import Limits
 from rolltape.verify.measure.running_sums import PIECE, Sums
@@ -39,13 +40,15 @@ def same(a: Any, b: Any) -> bool:
         return struct.pack("d", a) == struct.pack("d", b)
     if isinstance(a, np.generic):
         return bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())
-    if isinstance(a, np.ndarray):
+    if isinstance(a, np.ndarray) and not a.dtype.hasobject:
         return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[name], b[name]) for name in a)
-    return bool(a == b)
+        return same([*a], [*b]) and all(same(x, y) for x, y in zip(a.values(), b.values(), strict=True))
+    if a is None or isinstance(a, (str, bytes, int, type)):
+        return bool(a == b)
+    return cell_parts(a, ()) == cell_parts(b, ())  # tensors have no ==, others have one of their own
 
 
 @dataclass(frozen=True, slots=True)

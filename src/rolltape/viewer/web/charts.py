@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from rolltape.batch.floats import nearest
 from rolltape.reader.visible import visible
 
 NAMES = {
@@ -298,10 +299,10 @@ def _apart(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
     """How far two curves are apart where they are furthest."""
     pairs = [(value, theirs[step]) for step, value in ours.items() if step in theirs]
     pairs = [pair for pair in pairs if _differ(*pair)]
-    gaps = [abs(a - b) for a, b in pairs if math.isfinite(_near(a)) and math.isfinite(_near(b))]
+    gaps = [abs(a - b) for a, b in pairs if math.isfinite(nearest(a)) and math.isfinite(nearest(b))]
     if len(gaps) < len(pairs):
         return "not finite on one side"
-    return f"at most {_near(max(gaps)):.2g} apart"
+    return f"at most {nearest(max(gaps)):.2g} apart"
 
 
 def strip(stage: str, steps: Sequence[int], first: int, last: int) -> Strip:
@@ -323,16 +324,8 @@ def number(value: float | None) -> Value:
     """A float that JSON has a word for; the others as text."""
     if value is None:
         return None
-    near = _near(value)
+    near = nearest(value)
     return near if math.isfinite(near) else str(near)
-
-
-def _near(value: float) -> float:
-    """The float next to a number of any size."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
 
 
 def shortened(values: Sequence[Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -133,9 +134,9 @@ class Pages:
     def overlay(self, chosen: list[int], split: str | None) -> Page:
         """The metrics of any number of runs, each in one plot."""
         library = self.library
-        splits = list(dict.fromkeys(one for at in chosen for one in library.runs[at].splits))
-        split = split if split in splits else next(iter(splits), "train")
         damaged: list[RolltapeError] = []
+        chosen, splits = self._listed(chosen, damaged)
+        split = split if split in splits else next(iter(splits), "train")
         logged = [(at, library.name(at), library.runs[at].metrics(split, 0, damaged)) for at in chosen]
         return self._page(
             f"{len(chosen)} runs", "overlay.html", names=[(at, library.name(at)) for at in chosen],
@@ -144,10 +145,28 @@ class Pages:
             damaged=[f"{error.where}: {error.what}" for error in damaged],
         )  # fmt: skip
 
+    def _listed(self, chosen: list[int], damaged: list[RolltapeError]) -> tuple[list[int], list[str]]:
+        """The runs that can be listed, and the splits of them all."""
+        found: list[int] = []
+        splits: dict[str, None] = {}
+        for at in chosen:
+            try:
+                splits |= dict.fromkeys(self.library.runs[at].splits)
+            except RolltapeError as error:
+                damaged.append(error)
+            else:
+                found.append(at)
+        return found, list(splits)
+
     def _axes(self, runs: list[int], split: str) -> dict[int, object]:
         """Where a page asks what the steps of runs can be drawn over: an address by run."""
-        stages = {at: self.library.main_stage(at, split) for at in runs}
-        return {at: self.url("axes", at, split, name) for at, name in stages.items() if name is not None}
+        found: dict[int, object] = {}
+        for at in runs:
+            with suppress(RolltapeError):  # it has no such split, or something else in its place
+                name = self.library.main_stage(at, split)
+                if name is not None:
+                    found[at] = self.url("axes", at, split, name)
+        return found
 
     def matrix(self, chosen: list[int]) -> Page:
         """The verdict on each of some runs against each other."""

@@ -43,6 +43,13 @@ PATIENCE = 4.0
 KINDS = {"css": "text/css", "js": "text/javascript"}
 
 
+def _logged(request: Request, error: Exception) -> str:
+    """What went wrong. It may be text of the tape: neither it nor the address goes to a terminal as it is."""
+    said = f"{type(error).__name__}: {error}"
+    log.error("%s", visible(f"{request.url.path}: {said}"))
+    return said
+
+
 class _Number(Convertor[int]):  # type: ignore[misc]
     """A number that a step can be. A longer one is an address that is not there."""
 
@@ -179,6 +186,8 @@ class Viewer:
             return JSONResponse({"problem": "this is not on the tape"}, 404)
         except (ValueError, RecursionError):
             return JSONResponse({"problem": "this is no note"}, 400)
+        except Exception as error:
+            return JSONResponse({"problem": _logged(request, error)}, 500)
 
     def _page(self, make: Callable[[dict[str, Any], Any], Page]) -> Callable[[Request], Response]:
         """A route that makes a page of what its address names."""
@@ -204,8 +213,7 @@ class Viewer:
             except RolltapeError as error:
                 return self._problem("This cannot be shown", str(error), 500)
             except Exception as error:  # its text may be of the tape: it goes to no terminal as it is
-                log.error("%s: %s", request.url.path, visible(f"{type(error).__name__}: {error}"))
-                return self._problem("This cannot be shown", f"{type(error).__name__}: {error}", 500)
+                return self._problem("This cannot be shown", _logged(request, error), 500)
 
         return endpoint
 
