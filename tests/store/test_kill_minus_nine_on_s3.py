@@ -14,8 +14,7 @@ import pytest
 from tests.slow.killing import Recorders, kill_many
 from tests.slow.soak import SOAKING, each_round
 
-PARTS = 5
-KILLS = 500 if SOAKING else 50
+PARTS, KILLS = (5, 500) if SOAKING else (1, 50)
 LONGEST = 0.15
 
 
