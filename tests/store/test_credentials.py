@@ -30,7 +30,7 @@ def home(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("ROLLTAPE_STORE_DEADLINE", "5")
+    monkeypatch.setenv("ROLLTAPE_STORE_DEADLINE", "60")
     (tmp_path / ".aws").mkdir()
     return tmp_path
 

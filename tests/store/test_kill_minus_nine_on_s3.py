@@ -6,6 +6,7 @@ The kills of `make soak` are 500 in a round; `make test` has a sample of them.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,11 @@ import pytest
 from tests.slow.killing import Recorders, kill_many
 from tests.slow.soak import SOAKING, each_round
 
-PARTS = 5
-KILLS = 500 if SOAKING else 50
+PARTS, KILLS = (5, 500) if SOAKING else (1, 50)
 LONGEST = 0.15
+WANTED = {"left something behind", "recorded a step", "replaced a step"}
+TRIES = 3
+"""On a busy machine few kills hit what is under way: then as many again."""
 
 
 @pytest.fixture
@@ -32,8 +35,12 @@ def recorders(s3_url: str) -> Iterator[Recorders]:
 def test_a_killed_recorder_leaves_whole_steps_only_and_loses_none(
     soak_round: int, part: int, s3_url: str, recorders: Recorders
 ) -> None:
-    phases = kill_many(PARTS * soak_round + part, s3_url, KILLS // PARTS, LONGEST, recorders)
-    wanted = ("left something behind", "recorded a step", "replaced a step")
-    assert all(phases[phase] for phase in wanted), phases
+    phases: Counter[str] = Counter()
+    for again in range(TRIES):
+        seed = PARTS * soak_round + part + 10_000 * again
+        phases += kill_many(seed, f"{s3_url}/{again}", KILLS // PARTS, LONGEST, recorders)
+        if phases.keys() >= WANTED:
+            break
+    assert phases.keys() >= WANTED, phases
     tapes = [path for path in Path(os.environ["ROLLTAPE_SPOOL"]).iterdir() if path.is_dir()]
     assert not [entry for tape in tapes for entry in tape.rglob("*.entry")]

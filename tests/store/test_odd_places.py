@@ -163,7 +163,7 @@ def test_a_store_that_is_away_does_not_hold_up_who_indexes(
 ) -> None:
     """Parts are merged when they are there; until then a flush waits for nobody."""
     monkeypatch.setattr(index_writer, "MOST_PARTS", 2)
-    monkeypatch.setenv("ROLLTAPE_STORE_DEADLINE", "20")
+    monkeypatch.setenv("ROLLTAPE_STORE_DEADLINE", "60")
     caplog.set_level(logging.WARNING)
 
     def steps() -> Any:

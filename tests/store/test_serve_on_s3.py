@@ -20,7 +20,7 @@ from tests.object_servers.fault_proxy import FaultProxy
 from tests.serve.engine import Engine, Plan, ask, chat, rows, until
 
 PATIENCE = 3.0
-"""Seconds that a call may take while the store is away: far less than it is asked for."""
+"""Seconds that a call may take longer while the store is away: far less than that is asked for."""
 
 
 def waiting() -> int:
@@ -82,18 +82,18 @@ def test_two_servers_on_one_step_of_one_tape_lose_nothing(s3_url: str, s3_proxy:
 
 def test_a_store_that_is_away_makes_no_call_wait(s3_url: str, s3_proxy: FaultProxy) -> None:
     told: dict[str, bytes] = {}
-    longest = 0.0
+    longest = {False: 0.0, True: 0.0}
     with Engine() as engine, rolltape.serve(s3_url, engine.url, mode="record") as server:
         for number in range(90):
             s3_proxy.away = 30 <= number < 60
             server.step(number // 10)
             started = time.monotonic()
             told[f"q{number}"] = ask(server.url, chat(f"q{number}")).body
-            longest = max(longest, time.monotonic() - started)
+            longest[s3_proxy.away] = max(longest[s3_proxy.away], time.monotonic() - started)
             if number == 59:
                 assert until(lambda: server.summary()["waiting"]["files"])
                 assert waiting()
-    assert longest < PATIENCE
+    assert longest[True] < PATIENCE + longest[False]  # on a busy machine any call may take long
     assert (server.summary()["failure"], server.summary()["waiting"]["files"], waiting()) == (None, 0, 0)
     assert questions(s3_url) == told
 

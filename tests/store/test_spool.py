@@ -22,6 +22,7 @@ from tests.cli_tapes import run
 from tests.object_servers.azure import AzureServer
 from tests.object_servers.fault_proxy import FaultProxy, Faults
 from tests.object_servers.s3 import S3Server
+from tests.serve.engine import until
 from tests.store.runs import assert_whole, batch_of, train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +103,7 @@ def test_what_is_not_up_when_the_run_ends_is_told_and_drained_later(
     assert drained.returncode == 1
     assert "left" in drained.stdout
     s3_proxy.away = False
+    monkeypatch.delenv("ROLLTAPE_STORE_DEADLINE")
     drained = rolltape_command("drain", s3_url)
     assert drained.returncode == 0, drained.stderr
     assert waiting() == 0
@@ -161,8 +163,8 @@ def test_a_full_spool_makes_recording_wait_and_says_so(
 
     thread = threading.Thread(target=publish)
     thread.start()
-    assert not done.wait(0.3)
-    assert "full" in caplog.text
+    until(lambda: "full" in caplog.text)
+    assert not done.is_set()
     s3_proxy.away = False
     assert done.wait(60)
     thread.join()
@@ -239,7 +241,9 @@ def test_two_who_drain_the_same_spool_do_everything_once(
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert waiting() == 60
+    assert ": 0 files taken there; 60 files" in rolltape_command("drain", s3_url).stdout
     s3_proxy.away = False
+    monkeypatch.delenv("ROLLTAPE_STORE_DEADLINE")
     drains = [
         subprocess.Popen([sys.executable, "-m", "rolltape", "drain", s3_url], stdout=subprocess.DEVNULL)
         for _ in range(3)

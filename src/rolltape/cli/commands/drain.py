@@ -45,13 +45,12 @@ def command(tape: str | None) -> Exit:
             complain(f"{visible(url)}: {refused}")
             left_over = True
             continue
-        left = storage.settle(seconds(DEADLINE))
+        storage.settle(seconds(DEADLINE))
         for name, error in storage.take_failures():
             complain(f"{name}: {error}")
             left_over = True
-        done = taken - len(left.names)
         busy = spool.waiting().get(url)
-        text = f"{url}: {counted(done, 'file')} taken there"
+        text = f"{url}: {counted(taken - storage.adopt(), 'file')} taken there"
         if busy is not None:
             text += f"; {counted(busy.files, 'file')} ({amount(busy.nbytes)}) left"
             left_over = True
