@@ -1,15 +1,18 @@
-"""Makes the pictures of docs/viewer.md, of the runs that tools/viewer_runs.py makes.
+"""Makes the pictures of docs/viewer.md and docs/verify.md, of the runs that tools/viewer_runs.py makes.
 
     python tools/viewer_pictures.py FOLDER docs/images       in the environment of the stack `viewer`
 
-Needs Chromium. Each page is taken in light and in dark, two of them on a phone as well, and the terminal.
+Needs Chromium. Each page is taken in light and in dark, two of them on a phone as well; and the terminal
+and the page of `rolltape diff`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +63,9 @@ def main(folder: Path, images: Path) -> None:
         page = chromium.new_page(viewport={"width": 1100, "height": 700})
         page.set_content(drawn)
         page.locator("svg").first.screenshot(path=images / "browse.png")
-    for file in (images / "browse.png", *images.glob("viewer-*.png")):  # few colours take few bytes
+        report_page(chromium, folder, images / "diff-page.png")
+    # Few colours take few bytes.
+    for file in (images / "browse.png", images / "diff-page.png", *images.glob("viewer-*.png")):
         Image.open(file).convert("RGB").quantize(96).save(file, optimize=True)
 
 
@@ -71,6 +76,20 @@ def opened(chromium: Chromium, address: str, size: tuple[int, int], scheme: Any)
     page.goto(address)
     settled(page)
     return page
+
+
+def report_page(chromium: Chromium, folder: Path, image: Path) -> None:
+    """The page of `rolltape diff --html`, all of it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        html = Path(scratch) / "report.html"
+        words = ["diff", str(folder / "base"), str(folder / "bug"), "--tokenizer", str(folder / "tokenizer")]
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        command = [sys.executable, "-m", "rolltape", *words, "--html", str(html)]
+        subprocess.run(command, env=env, capture_output=True)
+        html.write_text(html.read_text("utf-8").replace(f"{Path.cwd()}/", ""), "utf-8")
+        page = chromium.new_page(viewport={"width": 1000, "height": 800})
+        page.goto(html.as_uri())
+        page.screenshot(path=image, full_page=True)
 
 
 async def terminal(tape: str, decode: Any) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 import rolltape
 from rolltape.demo import runs as acts
-from rolltape.examples.grpo import loss
+from rolltape.examples.grpo import loss, task
 from tests.cli_tapes import run
 
 STEPS = 12
@@ -26,6 +26,12 @@ def shown(tmp_path_factory):
 def test_it_learns(shown):
     before, after = map(float, re.search(r"reward (\d\.\d\d) → (\d\.\d\d)", shown[1]).groups())
     assert after > before + 0.05
+
+
+def test_it_shows_words(shown):
+    said = re.findall(r"the best answer of step (\d+): (\w+): (.+)", shown[1])
+    assert [int(step) for step, _, _ in said] == [0, STEPS - 1]
+    assert all({asked, *answer.split()} <= {*task.WORDS, ":"} for _, asked, answer in said)
 
 
 def test_the_replay_is_identical(shown):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rolltape.examples.grpo import loss as objective
+from rolltape.examples.grpo import task
 from rolltape.examples.grpo.layouts import Sample
 from rolltape.examples.grpo.train import Options, Result, Step, train
 from rolltape.tape import Summary, Tape
@@ -50,10 +51,12 @@ class Story:
         return self._run("record", Tape(self.base, mode="record"), self.options, on_step)
 
     def said(self, step: int) -> str:
-        """The first prompt of a recorded step, and what the policy said to it."""
+        """The best answer of a recorded step, after its prompt."""
         with Tape(self.base, mode="replay") as tape:
             rollout = tape.recording(step, stage="rollout").value()
-        return f"{rollout.prompts[0].text} {rollout.texts[0]}"
+        asked = [str(rollout.prompts[at].text) for at in rollout.group]
+        best = max(zip(asked, rollout.texts, strict=True), key=lambda one: task.reward(*one))
+        return " ".join(best)
 
     def replay(self, on_step: Callable[[Step], None]) -> Act:
         """Act 2: the same training from the tape. An engine that is started raises an error."""

@@ -104,7 +104,7 @@ def act_1(screen: Screen, story: Story) -> Act:
     rewards = [step.reward for step in act.result.steps]
     _say(screen, f"reward {_mean(rewards[:4]):.2f} → {_mean(rewards[-4:]):.2f}   {_spark(rewards)}")
     for step in (0, options.steps - 1):
-        _say(screen, f"step {step}: {story.said(step)}")
+        _say(screen, f"the best answer of step {step}: {story.said(step)}")
     live = _generation(story)
     _say(
         screen,
