@@ -90,15 +90,11 @@ class Library:
 
     def version(self) -> str:
         """Changes whenever something lands on one of the tapes."""
-<<<<<<< HEAD
-        return "-".join(run.version() for run in self.runs)
+        return "-".join(map(_version, self.runs))
 
     def last_step(self) -> int | None:
         """The last step that has landed on any of the tapes."""
-        lasts = (run.steps(None, split)[-1:] for run in self.runs for split in run.splits)
-        return max((step for steps in lasts for step in steps), default=None)
-=======
-        return "-".join(map(_version, self.runs))
+        return max((step for run in self.runs for step in _last_steps(run)), default=None)
 
 
 def _version(run: Run) -> str:
@@ -106,4 +102,10 @@ def _version(run: Run) -> str:
         return run.version()
     except RolltapeError:  # its own pages say what is wrong; those of the others go on
         return "?"
->>>>>>> i14
+
+
+def _last_steps(run: Run) -> list[int]:
+    try:
+        return [step for split in run.splits for step in run.steps(None, split)[-1:]]
+    except RolltapeError:
+        return []

@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from rolltape.batch.roles import columns_with
 from rolltape.errors import RolltapeError
 from rolltape.reader.run import Run
-<<<<<<< HEAD
 from rolltape.sample_notes import Notes
-=======
 from rolltape.tape.manifest import Manifest
->>>>>>> i14
 from rolltape.viewer.library import Library
 from rolltape.viewer.web.charts import curves
 
@@ -59,7 +56,7 @@ def run_facts(library: Library, at: int) -> RunFacts:
         about = library.runs[at].manifest
         return RunFacts(
             at=at, name=library.name(at), id=str(about.id)[:8], created=about.created, split="train", steps=0,
-            last=None, stages=[], kind=_kind(about), baseline="", reward=None, curve=[], seconds=None,
+            last=None, stages=[], kind=_kind(about), baseline="", reward=None, curve=[], seconds=None, tags=[],
             problem=error.what,
         )  # fmt: skip
 
