@@ -56,8 +56,8 @@ def run_facts(library: Library, at: int) -> RunFacts:
         about = library.runs[at].manifest
         return RunFacts(
             at=at, name=library.name(at), id=str(about.id)[:8], created=about.created, split="train", steps=0,
-            last=None, stages=[], kind=_kind(about), baseline="", reward=None, curve=[], seconds=None, tags=[],
-            problem=error.what,
+            last=None, stages=[], kind=_kind(about), baseline="", reward=None, curve=[], seconds=None,
+            tags=[], problem=error.what,
         )  # fmt: skip
 
 
