@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from rolltape.errors import ConfigError, MismatchError, StepMissingError
@@ -298,8 +297,8 @@ class Queue:
 
     def _refuse_or_renew(self, step: int, split: str, samples: int) -> None:
         """A step with only some samples recorded is never completed with those of another run."""
-        if split in self._renewals:
-            self._renewals.pop(split)[1].close()
+        self._renewals.pop(split, None)
+        self.session.rewritten(split)
         decision = self.session.plan(step, split)
         if not decision.plays or decision.source is None:
             return
@@ -314,8 +313,7 @@ class Queue:
                 hint="record the step again with mode auto or mode rewrite",
             )
         log.warning("%s: the recording was interrupted, so the whole step is recorded again", what)
-        renewing = replace(settings, mode=Mode.REWRITE, on_miss=None)
-        self._renewals[split] = step, Session(renewing, self.session.wishes)
+        self._renewals[split] = step, self.session.rewriting(split)
 
 
 class _Validation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from rolltape import determinism
@@ -36,6 +37,7 @@ class Session:
         self.resized = 0
         """How many recorded samples were played with more or fewer groups than recorded."""
         self._at: dict[str, Position] = {}
+        self._rewriting: dict[str, Session] = {}
 
     @classmethod
     def start(cls, plan: Plan) -> Session:
@@ -115,12 +117,26 @@ class Session:
         self.resized += 1
         log.warning("substituted: %s", what)
 
+    def rewriting(self, split: str) -> Session:
+        """The same tape, for a step that is recorded again; flushed and closed with this one."""
+        settings = replace(self.tape.settings, mode=Mode.REWRITE, on_miss=None)
+        self._rewriting[split] = Session(settings, self.wishes)
+        return self._rewriting[split]
+
+    def rewritten(self, split: str) -> None:
+        """A step that was recorded again is over, if there was one."""
+        if split in self._rewriting:
+            self._rewriting.pop(split).close()
+
     def flush(self) -> None:
         """Wait until everything recorded so far is on disk; raise what went wrong."""
-        self.tape.flush()
+        for session in (self, *self._rewriting.values()):
+            session.tape.flush()
 
     def close(self) -> None:
         """Write what is pending and close the tape."""
+        for split in list(self._rewriting):
+            self.rewritten(split)
         if self.resized:
             log.warning(
                 "tape %s: %d samples substituted by repeated or cut groups", self.tape.dir, self.resized
