@@ -35,7 +35,7 @@ class Edit:
     """The engine's log-probs: contexts × vocabulary."""
     theirs: Sequence[tuple[float, np.ndarray]]
     shifted: bool = False
-    """Whether a token is given the log-prob of the one before it, and the first that of a token of its own."""
+    """Whether a token is given the log-prob of the one before it, and the first that of another one."""
 
     def draw(self, rng: np.random.Generator, prompts: int, n: int) -> Pairs:
         """What is recorded: prompts of some sequences each, under both policies."""
