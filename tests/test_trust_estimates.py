@@ -105,7 +105,8 @@ def test_intervals_over_tokens_cover_what_a_known_edit_of_a_policy_makes(edit):
     """Those over sequences and prompts: tests/slow/test_trust_coverage.py."""
     made = edits()[edit]
     names = ("k1", "k2", "k3", "reverse_k1", "reverse_k2", "reverse_k3", "chi2", "ess")
-    truth = {name: made.tokens()[name] for name in names}
+    known = made.tokens()
+    truth = {name: known[name] for name in names}
     told, right = covered(truth, lambda rng: Moments.of_tokens(made.draw(rng, 64, 8)))
     check(told, right, names=ENOUGH.get(edit, names))
 

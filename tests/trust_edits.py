@@ -35,7 +35,7 @@ class Edit:
     """The engine's log-probs: contexts × vocabulary."""
     theirs: Sequence[tuple[float, np.ndarray]]
     shifted: bool = False
-    """Whether a token is given the log-prob of the one before it, and the first that of the last."""
+    """Whether a token is given the log-prob of the one before it, and the first that of another one."""
 
     def draw(self, rng: np.random.Generator, prompts: int, n: int) -> Pairs:
         """What is recorded: prompts of some sequences each, under both policies."""
@@ -46,7 +46,9 @@ class Edit:
         scored = np.stack([theirs for _, theirs in self.theirs])
         trainer = scored[np.repeat(which, lengths), contexts, ids]
         if self.shifted:
-            trainer = np.concatenate([np.roll(row, 1) for row in np.split(trainer, np.cumsum(lengths)[:-1])])
+            before = rng.integers(0, len(self.ours), len(lengths))
+            trainer = np.roll(trainer, 1)
+            trainer[np.cumsum(lengths) - lengths] = self.ours[before, sample(rng, self.ours[before])]
         return Pairs(
             engine=self.ours[contexts, ids], trainer=trainer, lengths=lengths,
             groups=np.arange(prompts * n) // n, names=tuple(map(str, range(prompts * n))),

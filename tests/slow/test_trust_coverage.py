@@ -94,7 +94,8 @@ ENOUGH: dict[str, dict[str, tuple[str, ...]]] = {
 
 def covered_by_level(edit: Edit, root: int) -> dict[str, dict[str, tuple[int, int]]]:
     """Per level and estimate: how many intervals there were, and how many of them covered the truth."""
-    truth = {"tokens": {name: edit.tokens()[name] for name in TOKENS if name != "beyond"}}
+    known = edit.tokens()
+    truth = {"tokens": {name: known[name] for name in TOKENS if name != "beyond"}}
     if not edit.shifted:
         truth["sequences"] = {name: edit.sequences()[name] for name in SEQUENCES}
         truth["prompts"] = {"ess": edit.prompts(N)}
