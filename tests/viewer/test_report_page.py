@@ -14,6 +14,7 @@ from rolltape.examples.grpo import loss as objective
 from rolltape.examples.grpo.train import Options, train
 from tests.viewer.conftest import STEPS
 from tests.viewer.payloads import PAYLOADS
+from tests.viewer.serving import serious
 
 
 def diff(capsys, *arguments):
@@ -136,6 +137,7 @@ def test_it_fits_wide_and_narrow_in_light_and_dark(watched, report, width, schem
     assert ink != paper
     sizes = page.locator("figure").evaluate_all("all => all.map(one => one.getBoundingClientRect().width)")
     assert all(250 < size <= width for size in sizes)
+    assert serious(page) == {}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -108,7 +108,7 @@ class _Scale:
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --paper: #fff; --soft: #5f6773; --line: #e2e5e9;
-  --card: #f7f8fa; --a: #2563eb; --b: #d9480f; --good: #15803d; --bad: #c62828; --heat: 220, 38, 38; }
+  --card: #f7f8fa; --a: #2563eb; --b: #c2410c; --good: #15803d; --bad: #c62828; --heat: 220, 38, 38; }
 @media screen and (prefers-color-scheme: dark) {
   :root { --ink: #e6e8eb; --paper: #14171a; --soft: #9aa3ad; --line: #2c3238; --card: #1b1f24;
     --a: #7aa7ff; --b: #ff9a5c; --good: #5fd38d; --bad: #ff7b72; --heat: 248, 81, 73; }
@@ -232,7 +232,8 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequ
         + "</tr>"
         for row in cells
     )
-    return f'<div class="wide"><table><thead><tr>{first}</tr></thead><tbody>{body}</tbody></table></div>'
+    table = f"<table><thead><tr>{first}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide" tabindex="0">{table}</div>'  # scrolled by keys too
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +365,7 @@ def _sample(entry: Entry, found: Evidence, at: int, error: np.ndarray, most: flo
             known += f", id {token.id}"
         values = f"{a[place]:.6g} → {b[place]:.6g}" if a.shape == b.shape else "another length"
         share = 1.0 if math.isinf(error[place]) else float(error[place]) / most if most else 0.0
-        colour = f"rgba(var(--heat), {0.08 + 0.72 * share:.2f})" if error[place] else "transparent"
+        colour = f"rgba(var(--heat), {0.08 + 0.54 * share:.2f})" if error[place] else "transparent"
         title = shown(f"{known}, {values}")
         cells.append(f'<span style="background: {colour}" title="{title}">{shown(label)}</span>')
     at_worst = int(np.argmax(error))
