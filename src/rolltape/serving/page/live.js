@@ -31,7 +31,7 @@ function show(s) {
   const now = s.in_flight.calls ? `▶ ${s.in_flight.calls} in flight, ` : "";
   document.title = s.calls.missed ? `(${s.calls.missed} missed) rolltape serve` : `${now}${s.calls.asked} calls · rolltape serve`;
   at("state").textContent = `mode ${s.mode} · step ${s.step} · ${s.seconds} s · ${s.on_tape} calls on the tape`
-    + (s.waiting.files ? ` · ${s.waiting.files} files wait for the store` : "");
+    + (s.waiting.files ? ` · ${s.waiting.files} file${s.waiting.files === 1 ? " waits" : "s wait"} for the store` : "");
   const cards = at("calls"); cards.replaceChildren();
   card(cards, "calls per second", s.per_second);
   card(cards, "in flight", s.in_flight.calls);
