@@ -145,6 +145,29 @@ def test_ess_is_of_raw_ratios():
     assert found["ess"].value == pytest.approx((99 + 1000) ** 2 / (100 * (99 + 1000**2)))
 
 
+@pytest.mark.parametrize("of", ["tokens", "sequences"])
+def test_ratios_are_told_as_they_were_before_a_cap(of):
+    """Minimum, mean and maximum after truncation do not say what was cut, nor how much (TRL #5231)."""
+    rng = np.random.default_rng(1)
+    engine = -rng.exponential(size=(400, 6)) - 4
+    trainer = engine + 0.01 * rng.normal(size=engine.shape)
+    trainer[:12] += log(40) / 6  # a ratio of 40 for whole sequences
+    trainer[20:45, 2] += log(4)
+    pairs = Pairs.of(engine, trainer, groups=np.arange(400) // 4)
+    log_ratio = pairs.log_ratio if of == "tokens" else pairs.sums(pairs.log_ratio)
+    ratio, seen = np.exp(log_ratio), tails(log_ratio)
+    capped = np.minimum(ratio, 2.0)
+    assert capped.max() == 2.0, "all that is logged of it elsewhere"
+    assert np.exp([seen.smallest, seen.largest]) == pytest.approx([ratio.min(), ratio.max()])
+    assert seen.largest > log(30 if of == "sequences" else 3)
+    assert seen.cut == {cap: int((ratio > cap).sum()) for cap in (2.0, 5.0, 10.0)}
+    assert seen.cut[2.0] == {"tokens": 25, "sequences": 37}[of]
+    found = {"tokens": over_tokens, "sequences": over_sequences}[of](pairs)
+    assert found["mean_ratio"].value == pytest.approx(ratio.mean())
+    assert found["ess"].value == pytest.approx(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum()))
+    assert found["ess"].value < capped.sum() ** 2 / (len(ratio) * (capped**2).sum())
+
+
 @pytest.mark.parametrize("size", [400.0, 800.0, 5000.0])
 def test_nothing_overflows(size):
     engine = np.full(50, -size - 1.0)
