@@ -58,6 +58,8 @@ HARMLESS = 0.35
 TOO_FEW = "samples are too few for ratios that vary so much"
 OUT_WEIGHS = 0.3
 """Of the squares on one side: what sticks out and has more than this is asked by itself."""
+NEAR_0 = 0.2
+"""What ratios that are nearly 0 are on average, at most."""
 SAFE = 300.0
 """A log-ratio up to which exp and its square do not overflow; above it everything is scaled."""
 
@@ -329,7 +331,8 @@ def _one_sided(moments: Moments) -> str:
     was met.
     """
     squares, short, spread = moments.lost.tolist()
-    if squares <= OUT_WEIGHS * float(moments.sides[1, 2]):
+    near = -short >= (1 - NEAR_0) * float(moments.sides[1, 3])
+    if squares <= OUT_WEIGHS * float(moments.sides[1, 2]) or not near:
         return ""
     rest = float(moments.sums["w-1"].sum()) - math.exp(-moments.scale) * short
     error = math.sqrt(max(float(moments.sums["chi2"].sum()) - math.exp(-2 * moments.scale) * spread, 0.0))
