@@ -15,7 +15,7 @@ import rolltape
 from rolltape.codec import file as codec_file
 from rolltape.codec.arrow_numbers import list_array, wrap
 from rolltape.codec.file import DECODE_APART_FROM
-from rolltape.codec.pages import read_numbers
+from rolltape.codec.parquet_pages import read_numbers
 from rolltape.codec.thrift_tree import parse_first, serialize
 from rolltape.errors import CorruptFileError
 from tests.exact import assert_same

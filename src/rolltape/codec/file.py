@@ -27,7 +27,7 @@ from rolltape.codec.cells import unpack_cells
 from rolltape.codec.expand import Source, dense_bytes, expand_array, expand_ragged, needed, work_bytes
 from rolltape.codec.header import About, Header, StoredColumn, StoredWhole, parse
 from rolltape.codec.pack import Packed, pack
-from rolltape.codec.pages import Empty, read_numbers
+from rolltape.codec.parquet_pages import Empty, read_numbers
 from rolltape.codec.parquet_writing import write
 from rolltape.codec.recycled import Memory
 from rolltape.codec.seal import check_chunk, read_tail, tail_size

@@ -10,9 +10,7 @@ Whatever is malformed is read as far as it goes and never raises; the raw bytes 
 
 from __future__ import annotations
 
-from rolltape.serving.dialects.dialect import Choice, Dialect, Request, Response
-from rolltape.serving.dialects.endpoints import find
-from rolltape.serving.dialects.samples import (
+from rolltape.serving.dialects.call_samples import (
     Parts,
     asking_for,
     choices_of,
@@ -20,6 +18,8 @@ from rolltape.serving.dialects.samples import (
     stands_alone,
     take_apart,
 )
+from rolltape.serving.dialects.dialect import Choice, Dialect, Request, Response
+from rolltape.serving.dialects.endpoints import find
 
 __all__ = [
     "Choice", "Dialect", "Parts", "Request", "Response", "asking_for", "choices_of", "find", "put_together",
