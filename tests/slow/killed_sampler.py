@@ -2,7 +2,8 @@
 
     python killed_sampler.py TAPE LOG VARIANT RANK WORLD_SIZE [WHERE]
 
-Each sample that is begun, and each that is done, is a line in LOG, with the time. WHERE is a place of the
+Each sample that is begun, and each that is done, is a line in LOG, with the time; so is when the disk is
+waited for, and when it has answered. WHERE is a place of the
 storage at which it kills itself: ``publish step`` just before the recording of a step is there, ``published
 step`` just after, ``deleting`` and ``deleted`` around the clean-up, ``half deleted`` in the middle of it.
 """
@@ -153,6 +154,16 @@ def main(tape: str, log: str, variant: str, rank: str, world: str, where: str = 
     def write(line: str) -> None:
         os.write(fd, f"{line} {time.monotonic()}\n".encode())
 
+    sync = os.fsync
+
+    def syncing(fd: int) -> None:
+        write("sync")
+        try:
+            sync(fd)
+        finally:
+            write("synced")
+
+    os.fsync = syncing  # type: ignore[assignment]
     write("begun")
     with rolltape.Tape(tape, mode="auto", rank=int(rank), world_size=int(world)) as opened:
         Sampler(opened, variant, write, 0.0 if where else pace_of(variant)).run()

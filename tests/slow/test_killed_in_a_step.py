@@ -29,8 +29,8 @@ from tests.taping import ROOT
 
 KILLS = 5
 SAFE = 1.0
-"""Seconds after which a sample that has finished is on the tape; those in which the process could not run do
-not count."""
+"""Seconds after which a sample that has finished is on the tape; those in which the process could not run, or
+the disk had not answered, do not count."""
 
 
 def never_killed(directory: Path, variant: str) -> list[list[dict[str, object]]]:
@@ -114,6 +114,17 @@ class Run:
                 count += tuple(what) not in begun
         return count
 
+    def _syncing(self, rank: int, since: float, kill: float) -> float:
+        """For how long of this time the disk was waited for, by one thread or several."""
+        asked = [(float(line[1]), 1) for line in self.lines(rank, "sync")]
+        answered = [(float(line[1]), -1) for line in self.lines(rank, "synced")]
+        moments = sorted(one for one in asked + answered if since <= one[0] <= kill)
+        waited, waiting, last = 0.0, 0, since
+        for moment, change in [*moments, (kill, 0)]:
+            waited += (moment - last) * (waiting > 0)
+            waiting, last = max(waiting + change, 0), moment
+        return waited
+
     def check(self) -> Counter[str]:
         """Nothing is begun again that had finished a second before a kill, or of which the step was over."""
         counted: Counter[str] = Counter()
@@ -124,6 +135,7 @@ class Run:
             for _, step, at, when in self.lines(rank, "done"):
                 kill = next((one for one in self.kills if one > float(when)), 0.0)  # what ended that attempt
                 waited = self._starving[kill][rank].since(float(when)) if kill in self._starving else 0.0
+                waited += self._syncing(rank, float(when), kill)
                 if float(when) + SAFE + waited < kill:
                     again = [time for time in begun[step, at] if time > kill]
                     assert not again, f"rank {rank}: sample {at} of step {step} was made again"
