@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import pytest
 
 import rolltape
+from rolltape.serving import upstream
 from tests.serve.engine import Engine, Plan, ask, chat, rows, until
 
 
@@ -92,6 +94,27 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path):
     ):
         assert ask(server.url, chat("x")).status == 502
         until(lambda: engine.broken_off)
+
+
+def test_an_idle_connection_is_let_go_before_its_server_does(tmp_path, monkeypatch):
+    """Uvicorn and llama.cpp close theirs after 5 seconds, maybe while a call is sent on it."""
+    assert upstream.IDLE_SECONDS < 5
+    monkeypatch.setattr(upstream, "IDLE_SECONDS", 0.1)
+    body = b'{"choices": []}'
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with rolltape.serve(tmp_path / "tape", url, mode="record") as server:
+            asking = threading.Thread(target=ask, args=(server.url, chat("x")))
+            asking.start()
+            connection, _ = listening.accept()
+            with connection:
+                connection.settimeout(30)
+                while b"}" not in connection.recv(65536):
+                    pass
+                kind = b"content-type: application/json\r\n"
+                connection.sendall(b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n%b" % (kind, len(body), body))
+                asking.join()
+                assert connection.recv(1) == b"", "it is closed by who uses it"
 
 
 def test_redirects_and_errors_are_the_clients_business(tmp_path):

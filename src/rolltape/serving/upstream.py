@@ -18,6 +18,9 @@ from rolltape.serving.serve_options import ServeOptions, Spread
 
 log = logging.getLogger("rolltape")
 
+IDLE_SECONDS = 2.0
+"""For how long a connection is kept that nobody uses. Servers close theirs after 5 seconds (uvicorn, and
+llama.cpp's): a call that is sent at that moment would be lost."""
 CONNECT_SECONDS = 10.0
 LOOK_EVERY = 5.0
 """Seconds after which a server that failed is looked at again."""
@@ -64,7 +67,7 @@ class Upstreams:
         self._spread = options.spread
         self._next = 0
         self._client = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
             timeout=aiohttp.ClientTimeout(None, sock_connect=CONNECT_SECONDS, sock_read=options.timeout),
             auto_decompress=True,
             cookie_jar=aiohttp.DummyCookieJar(),
