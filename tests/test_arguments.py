@@ -433,3 +433,13 @@ print(digest(value, "given")[0])
         environ = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT / "src")}
         said.add(subprocess.check_output([sys.executable, "-c", program], env=environ, text=True))
     assert len(said) == 1
+
+
+@pytest.mark.parametrize("size", [2**20 + 1, 2**31, 2**63, 7**400])
+def test_a_long_range_is_not_counted_out(size: int) -> None:
+    """Nor is one that has more numbers than a list can hold."""
+    for make in (lambda one: one, lambda one: [one, one], lambda one: {"x": [(one,)], "y": {"z": one}}):
+        one = digest(make(range(size)), "given")
+        assert one == digest(make(range(size)), "given") == digest(roundtrip(make(range(size))), "given")
+        for other in (range(size + 1), range(1, size), range(0, size, 2), range(0, -size, -1)):
+            assert digest(make(other), "given") != one

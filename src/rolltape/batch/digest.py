@@ -45,6 +45,8 @@ from rolltape.batch.json_values import MAX_DEPTH, is_tensor
 from rolltape.batch.scalars import Json
 from rolltape.errors import RolltapeError
 
+MOST_COUNTED = 2**20
+"""Numbers of a range that are counted out."""
 MOST_ROWS = 256
 """Of a sequence or an array with up to so many entries each has a digest of its own, to say which differ."""
 
@@ -156,6 +158,7 @@ class _Walk:
 
     def node(self, value: Any, name: str, path: str) -> Digest:
         """The digest of a value that is called ``name``."""
+        value = _countable(value)
         single = describe_single(value)
         if single is None and not isinstance(value, _SEQUENCES) and not _is_array(value):
             return self._named(value, path)
@@ -177,6 +180,7 @@ class _Walk:
 
     def write(self, value: Any, name: str, path: str, to: Pieces, rows: list[str] | None = None) -> None:
         """Say what a value is that is called ``name``; an array says what its ``rows`` are, too."""
+        value = _countable(value)
         if type(value) not in _PLAIN and write_single(value, name, to):
             return
         if id(value) in self._inside or len(self._inside) > MAX_DEPTH:
@@ -283,6 +287,13 @@ class _Walk:
                 rows += [each.hex()[:8] for each in hashes]
         else:
             to.exact.append(short_hash(*bytes_of(data)))
+
+
+def _countable(value: Any) -> Any:
+    """A value; of a range of more numbers than are worth counting its bounds."""
+    if type(value) is not range or abs(value.stop - value.start) <= MOST_COUNTED * abs(value.step):
+        return value
+    return "range", value.start, value.stop, value.step
 
 
 _LISTED: tuple[Any, ...] = (
