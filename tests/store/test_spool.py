@@ -104,7 +104,7 @@ def test_what_is_not_up_when_the_run_ends_is_told_and_drained_later(
     assert "left" in drained.stdout
     s3_proxy.away = False
     monkeypatch.delenv("ROLLTAPE_STORE_DEADLINE")
-    until = time.monotonic() + 100  # what this process still has is left to it, and it pauses between attempts
+    until = time.monotonic() + 100  # what this process has is left to it, and it pauses at times
     while (drained := rolltape_command("drain", s3_url)).returncode:
         assert time.monotonic() < until, drained.stdout + drained.stderr
     assert waiting() == 0
