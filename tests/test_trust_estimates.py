@@ -96,8 +96,10 @@ def test_sequences_broken_a_hundredfold_are_in_the_interval_or_it_cannot_tell():
 
 
 BOTH = ["k1", "k2"]
-ENOUGH = {"1 % broken by 100 times": [], "top-p": BOTH, "wrong routes": BOTH, "shifted": BOTH}
+ENOUGH = {"1 % broken by 100 times": BOTH, "top-p": BOTH, "wrong routes": BOTH, "shifted": BOTH}
 """What has to be told of these edits; of all others KL both ways, χ² and ESS."""
+LARGER = {"1 % broken by 100 times": 512}
+"""Prompts, where an edit touches a hundredth of the sequences: of 64 prompts five are broken."""
 
 
 @pytest.mark.parametrize("edit", edits())
@@ -107,7 +109,7 @@ def test_intervals_over_tokens_cover_what_a_known_edit_of_a_policy_makes(edit):
     names = ("k1", "k2", "k3", "reverse_k1", "reverse_k2", "reverse_k3", "chi2", "ess")
     known = made.tokens()
     truth = {name: known[name] for name in names}
-    told, right = covered(truth, lambda rng: Moments.of_tokens(made.draw(rng, 64, 8)))
+    told, right = covered(truth, lambda rng: Moments.of_tokens(made.draw(rng, LARGER.get(edit, 64), 8)))
     check(told, right, names=ENOUGH.get(edit, names))
 
 

@@ -9,7 +9,7 @@ import rolltape
 from rolltape.index.index_building import build_index
 from rolltape.index.prompt_history import prompt_records, prompt_visits
 from rolltape.index.prompt_key import canonical, prompt_digest
-from rolltape.index.sample_table import SampleTable, reward_stage
+from rolltape.index.sample_table import TABLE_SCHEMA, SampleTable, _in_place, reward_stage
 from tests.cli_tapes import run as cli
 
 STEPS = {
@@ -138,3 +138,72 @@ def test_show_prints_one_prompt_through_training(tmp_path):
         assert why in failed.stderr.replace("\n", " ")
     assert cli("show", tape).exit_code == 2
     assert cli("show", tape, "0", "--prompt", "falls").exit_code == 2
+
+
+@pytest.mark.parametrize("indexed", ["nothing", "half", "all"])
+@pytest.mark.parametrize("seed", range(6))
+def test_columns_and_rows_are_read_as_they_are_asked_for(tmp_path, seed, indexed):
+    """Calls of any size, rewards of another stage in another order and some missing, steps that go up in
+    leaps: what is asked for by column, by row, or all at once, is what the recordings say."""
+    rng = np.random.default_rng(seed)
+    known, scores, at = [], {}, 0
+    with rolltape.Tape(tmp_path / "t", mode="record") as tape:
+        rollout, reward = (tape.stage(name)(lambda value: value) for name in ("rollout", "reward"))
+        for step in np.sort(rng.choice(40, 7, replace=False)).tolist():
+            sample = 0
+            with tape.step(step):
+                for _ in range(rng.integers(1, 4)):
+                    lengths = rng.integers(1, 9, rng.integers(1, 12))
+                    names = [f"u{at + one}" for one in range(len(lengths))]
+                    at += len(lengths)
+                    finish = rng.choice(["stop", "LENGTH", "abort"], len(lengths)).tolist()
+                    rollout({
+                        "uid": names, "prompt": rng.choice(["a", "b", "c"], len(lengths)).tolist(),
+                        "response_ids": [np.arange(n) for n in lengths], "finish_reason": finish,
+                    })  # fmt: skip
+                    for row in zip(names, lengths.tolist(), finish, strict=True):
+                        known.append((step, sample, *row))
+                        sample += 1
+                    order = rng.permutation(len(names))[: len(names) - (seed % 2)]
+                    values = rng.random(len(order)).astype(np.float32)
+                    scores |= {names[one]: float(v) for one, v in zip(order, values, strict=True)}
+                    if len(order):
+                        reward({"uid": [names[one] for one in order], "reward": values})
+            if indexed == "half" and step > 20:
+                indexed = "then nothing"
+                tape.flush()
+                for name in ("rollout", "reward"):
+                    build_index(rolltape.open(tmp_path / "t"), name)
+    run = rolltape.open(tmp_path / "t")
+    if indexed == "all":
+        for name in ("rollout", "reward"):
+            build_index(run, name)
+    table = SampleTable(run, rewards=SampleTable(run, "reward"))
+    assert table.advance().complete
+    expected = [
+        (step, sample, uid, length, finish, finish == "LENGTH", scores.get(uid))
+        for step, sample, uid, length, finish in known
+    ]
+    names = ("step", "sample", "uid", "response_tokens", "finish", "truncated", "reward")
+    some = rng.integers(0, len(expected), 9)
+    assert len(table) == len(expected)
+    assert table.table({"reward"})["reward"].to_pylist() == [row[-1] for row in expected]
+    picked = table.rows(some)
+    assert list(zip(*(picked[name].to_pylist() for name in names), strict=True)) == [
+        expected[one] for one in some
+    ]
+    whole = table.table()
+    assert list(zip(*(whole[name].to_pylist() for name in names), strict=True)) == expected
+    assert whole.schema.equals(TABLE_SCHEMA)
+    assert set(whole["prompt"].to_pylist()) <= {prompt_digest(canonical(one)) for one in "abc"}
+
+
+def test_rows_that_an_index_tells_wrongly_still_have_an_order():
+    """Numbers of rows that are there twice, or of no step that its recording has."""
+    files, rows = np.array([0, 1, 0, 1], np.int32), np.array([1, 0, 1, 1], np.int32)
+    steps, first, counts = np.array([3, 2, 3, 2]), np.array([0, 0]), np.array([2, 2])
+    assert _in_place(files, rows, steps, first, counts).tolist() == [1, 3, 0, 2]
+    steps = np.array([3, 2, 1, 2])
+    assert _in_place(files, np.array([1, 0, 0, 1]), steps, first, counts).tolist() == [2, 1, 3, 0]
+    rows, steps = np.array([1, 0, 0, 1]), np.array([3, 2, 3, 2])
+    assert _in_place(files, rows, steps, np.array([0, -9]), counts).tolist() == [2, 0]

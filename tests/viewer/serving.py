@@ -21,7 +21,8 @@ GONE: set[str] = set()
 
 def settled(page) -> None:
     """Wait until a page has all that it asks its server for."""
-    waiting = "[data-part]:not([data-done]), [data-series]:not([data-done]), [data-grow]:not([data-done])"
+    waiting = "[data-part]:not([data-done]), [data-series]:not([data-done]), [data-grow]:not([data-done]), "
+    waiting += "figure.chart:not([data-drawn])"
     expect(page.locator(waiting)).to_have_count(0, timeout=30_000)
 
 

@@ -217,20 +217,20 @@ def test_values_next_to_each_other_are_drawn(watched, tmp_path, values):
 
 def test_integers_of_any_size_are_told_apart():
     left, right = ({0: {"tokens": 2**53, "huge": 10**400}}, {0: {"tokens": 2**53 + 1, "huge": 10**400}})
-    parted, same = charts.both_charts(left, right, ((0, "a"), (1, "b")), "")
+    parted, same = charts.both_charts(charts.curves(left), charts.curves(right), ((0, "a"), (1, "b")), "")
     assert (parted.title, parted.mark, parted.note) == (
         "tokens",
         0,
         "differs from step 0 on, at most 1 apart",
     )
     assert (same.title, same.mark, same.lines[0].values) == ("huge", None, ["inf"])
-    both_nan = {0: {"loss": math.nan}}
+    both_nan = charts.curves({0: {"loss": math.nan}})
     (chart,) = charts.both_charts(both_nan, both_nan, ((0, "a"), (1, "b")), "")
     assert chart.mark is None
 
 
 def test_the_name_of_a_metric_is_written_out_in_its_table():
-    (chart,) = charts.metric_charts({0: {"lo\u202ess\x1b[31m": 1.0}}, "")
+    (chart,) = charts.metric_charts(charts.curves({0: {"lo\u202ess\x1b[31m": 1.0}}), "")
     assert chart.lines[0].name == r"lo\u202ess\x1b[31m"
 
 

@@ -112,6 +112,8 @@ def to_json(value: Any, leaf: Leaf, path: Path = (), *, lists: Leaf | None = Non
     return _tagged(value, kind, path, inner)
 
 
+_PLAIN = frozenset((float, int, str, bool, type(None)))
+"""What stands for itself."""
 Find: TypeAlias = Callable[[dict[str, Any]], Any]
 """Takes a node and returns what it stands for."""
 
@@ -127,7 +129,9 @@ def from_json(node: Json, leaf: Find, dicts: Find | None = None) -> Any:
         return node
     tag = next(iter(node), "")
     if not tag.startswith("$"):
-        return dicts(node) if dicts else {key: from_json(item, leaf) for key, item in node.items()}
+        if dicts:
+            return dicts(node)
+        return {key: item if type(item) in _PLAIN else from_json(item, leaf) for key, item in node.items()}
     read = scalars.READ.get(tag)
     if read is not None:
         return read(node[tag])

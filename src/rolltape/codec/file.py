@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import mmap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
@@ -117,8 +118,7 @@ class RecordingFile:
 
     def _open(self, footer: memoryview, whole: memoryview | None) -> None:
         size = self._size
-        # A buffer as long as the file of which only what is read is ever touched.
-        self._image = np.zeros(size, np.uint8) if whole is None else np.frombuffer(whole, np.uint8)
+        self._image = np.frombuffer(_untouched(size) if whole is None else whole, np.uint8)
         self._in_memory = whole is not None
         if not self._in_memory:
             self._image[size - len(footer) :] = footer
@@ -443,6 +443,17 @@ class RecordingFile:
             if not self._in_memory:
                 self._image[chunk.offset : chunk.offset + chunk.size] = data
             self._loaded.add(at)
+
+
+def _untouched(size: int) -> mmap.mmap:
+    """A buffer as long as a file, of which only what is read is ever touched.
+
+    What malloc has at hand for so much may be filled with zeros first, or come in huge pages.
+    """
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no room for {size:,} bytes") from error
 
 
 class _Arriving(Mapping[str, pa.ChunkedArray]):

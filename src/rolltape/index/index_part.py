@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,13 @@ _LARGEST_FOOTER = 256 * 1024 * 1024
 """Bytes that a footer may be: it names every recording, and a million of them take half of this."""
 _MOST_BYTES = 16 * 1024 * 1024
 """Bytes that a group of rows may be: uids and finish reasons are texts of any length."""
+_AT_ONCE = 4 * 1024 * 1024
+"""Bytes of groups that are read at once by who reads them all."""
+_CHECKED = ("file", "row")
+"""Columns that say whether rows are as they are written, with the digests where those are read."""
+
+Columns: TypeAlias = Sequence[str] | None
+"""Some columns, or all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +194,15 @@ class StoredPart:
         if known is not None:
             self._groups.move_to_end(at)
             return known
-        known = self._groups[at] = self._checked_group(at)
+        self._size_of(at)
+        known = self._groups[at] = self._checked_groups(at, at + 1)
         if len(self._groups) > _KEPT_GROUPS:
             self._groups.popitem(last=False)
         return known
 
-    def _checked_group(self, at: int) -> pa.Table:
+    def _checked_groups(self, start: int, stop: int, columns: Columns = None) -> pa.Table:
         try:
-            return self._read_group(at)
+            return self._read_groups(start, stop, columns)
         except RolltapeError:
             raise
         except Exception as error:
@@ -204,32 +212,52 @@ class StoredPart:
                 hint="`rolltape index build` makes it anew from the recordings",
             ) from error
 
-    def _read_group(self, at: int) -> pa.Table:
+    def _read_groups(self, start: int, stop: int, columns: Columns) -> pa.Table:
+        begins, ends = zip(*map(self._extent, range(start, stop)), strict=True)
+        self._window.show(min(begins), max(ends) - min(begins))
+        names = None if columns is None else list(dict.fromkeys((*columns, *_CHECKED)))
+        found = self._file.read_row_groups(range(start, stop), columns=names, use_threads=False)
+        return self._checked_rows(found)
+
+    def _extent(self, at: int) -> tuple[int, int]:
+        """Where in the file a group of rows begins and ends."""
         meta = self._file.metadata.row_group(at)
-        if meta.num_rows > GROUP_ROWS or meta.total_byte_size > _MOST_BYTES:
-            raise CorruptFileError("it has larger groups of rows than an index has", where=self.where)
         first, last = meta.column(0), meta.column(meta.num_columns - 1)
-        start = _begin(first)
-        self._window.show(start, _begin(last) + last.total_compressed_size - start)
-        return self._checked_rows(self._file.read_row_group(at, use_threads=False))
+        return _begin(first), _begin(last) + last.total_compressed_size
 
     def _checked_rows(self, table: pa.Table) -> pa.Table:
         """Rows that are as this program writes them: sorted, and each of a recording that the part names."""
         table.validate(full=True)
-        files, rows, digests = table["file"].to_numpy(), table["row"].to_numpy(), digests_of(table)
+        files, rows = table["file"].to_numpy(), table["row"].to_numpy()
+        digests = digests_of(table) if "prompt" in table.column_names else np.empty(0, _BYTES)
         if len(table) and not (files.min() >= 0 and files.max() < len(self.header.recordings)):
             raise CorruptFileError("a row of the index is of no recording that it names", where=self.where)
         if (rows < 0).any() or (digests[1:] < digests[:-1]).any():
             raise CorruptFileError("rows of the index are not as they are written", where=self.where)
         return table
 
-    def groups(self, low: bytes | None = None, high: bytes | None = None) -> Iterator[pa.Table]:
-        """The groups that hold digests from ``low`` on, to ``high``; they are not kept."""
+    def groups(
+        self, low: bytes | None = None, high: bytes | None = None, columns: Columns = None
+    ) -> Iterator[pa.Table]:
+        """The groups that hold digests from ``low`` on, to ``high``, some at once; they are not kept.
+
+        With ``columns``, these are there, and perhaps others.
+        """
         firsts = self.header.firsts
         start = 0 if low is None else max(bisect_left(firsts, low) - 1, 0)
         stop = len(firsts) if high is None else bisect_left(firsts, high)
-        for at in range(start, stop):
-            yield self._checked_group(at)
+        while start < stop:
+            end, size = start + 1, self._size_of(start)
+            while end < stop and (size := size + self._size_of(end)) <= _AT_ONCE:
+                end += 1
+            yield self._checked_groups(start, end, columns)
+            start = end
+
+    def _size_of(self, at: int) -> int:
+        meta = self._file.metadata.row_group(at)
+        if not (0 <= meta.num_rows <= GROUP_ROWS and 0 <= meta.total_byte_size <= _MOST_BYTES):
+            raise CorruptFileError("it has larger groups of rows than an index has", where=self.where)
+        return int(meta.total_byte_size)
 
     def find(self, digest: bytes) -> list[pa.Table]:
         """The rows of a prompt."""

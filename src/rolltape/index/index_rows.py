@@ -154,18 +154,24 @@ def zipped(values: Sequence[Any]) -> list[Any]:
 class Known:
     """What is known of the samples of a recording to who has just made it, and need not be read from it."""
 
+    uids: list[str]
+    index: np.ndarray
     digests: list[bytes]
     """Of the prompt of each sample."""
     tokens: tuple[np.ndarray | None, np.ndarray | None] | None
     """How many its prompt and its response have; None where only masks tell."""
 
     @classmethod
-    def of(cls, contents: Sequence[bytes], parts: Dismantled) -> Known | None:
+    def of(
+        cls, contents: Sequence[bytes], parts: Dismantled, uids: list[str], index: np.ndarray
+    ) -> Known | None:
         """Of what a call with these prompts returned; None where it does not say whose each sample is."""
         if not contents or parts.samples % len(contents):
             return None
         each, digests = parts.samples // len(contents), [prompt_digest(content) for content in contents]
-        return cls([digest for digest in digests for _ in range(each)], _lengths(parts.columns))
+        every = [digest for digest in digests for _ in range(each)]
+        stored = [uid.encode("utf-8", "replace").decode() for uid in uids]  # as the recording has them
+        return cls(stored, index, every, _lengths(parts.columns))
 
 
 def _lengths(columns: Mapping[str, Column]) -> tuple[np.ndarray | None, np.ndarray | None] | None:
@@ -280,19 +286,14 @@ class RecordedSamples:
 
     def _table(self) -> pa.Table:
         samples, count = self.samples, len(self.samples)
-        uids, index = self.recording.identity()
-        contents = self.contents() if self._known is None else None
+        lengths: tuple[np.ndarray | None, np.ndarray | None] | None = None
+        index: np.ndarray | list[int]
         if self._known is not None:
-            digests = self._known.digests
-        elif contents is None:
-            digests = [uid_digest(uid) for uid in uids]
+            uids, index = self._known.uids, self._known.index
+            digests, lengths = self._known.digests, self._known.tokens
         else:
-            known: dict[int, bytes] = {}
-            for content in contents:
-                if id(content) not in known:
-                    known[id(content)] = prompt_digest(content)
-            digests = [known[id(content)] for content in contents]
-        lengths = self._known.tokens if self._known is not None else None
+            uids, index = self.recording.identity()
+            digests = self._prompt_digests(uids)
         prompt_tokens, response_tokens = lengths or samples.token_counts
         columns = {
             "prompt": pa.array(digests, pa.binary(SIZE)),
@@ -311,6 +312,17 @@ class RecordedSamples:
         return pa.Table.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
     # -- parts -----------------------------------------------------------------------------------------
+
+    def _prompt_digests(self, uids: Sequence[str]) -> list[bytes]:
+        """What stands for the prompt of each sample; for its uid where nothing tells the prompt."""
+        contents = self.contents()
+        if contents is None:
+            return [uid_digest(uid) for uid in uids]
+        known: dict[int, bytes] = {}
+        for content in contents:
+            if id(content) not in known:
+                known[id(content)] = prompt_digest(content)
+        return [known[id(content)] for content in contents]
 
     def _read_inputs(self) -> dict[str, Any] | None:
         about = self.recording.about

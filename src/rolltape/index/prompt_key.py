@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import hashlib
 import struct
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -39,6 +40,8 @@ def canonical(prompt: Any) -> bytes:
     >>> canonical([1, 2]) == canonical(np.array([1, 2], np.int32)) != canonical("12")
     True
     """
+    if type(prompt) is list and (ids := _ids(prompt)) is not None:
+        return _framed(b"i", ids)  # as most are, and many of them
     return b"".join(_pieces(prompt, 0))
 
 
@@ -123,22 +126,25 @@ def _pieces(value: Any, depth: int) -> Iterator[bytes]:
 def _sequence(value: Any, depth: int) -> Iterator[bytes]:
     ids = _ids(value)
     if ids is not None:
-        yield _framed(b"i", ids.astype("<i8").tobytes())
+        yield _framed(b"i", ids)
         return
     yield _framed(b"[", str(len(value)).encode())
     for item in value:
         yield from _pieces(item, depth + 1)
 
 
-def _ids(value: Any) -> np.ndarray | None:
+def _ids(value: Any) -> bytes | None:
     """The token ids of a list that has nothing else in it."""
     kinds = set(map(type, value))
-    if not all(kind is int or issubclass(kind, np.integer) for kind in kinds):
+    if kinds != {int} and not all(kind is int or issubclass(kind, np.integer) for kind in kinds):
         return None
     try:
-        return np.frombuffer(array.array("q", value if kinds <= {int} else map(int, value)), np.int64)
+        found = array.array("q", value if kinds <= {int} else map(int, value))
     except OverflowError:  # they are numbers, but no token ids
         return None
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found.tobytes()
 
 
 def _array(value: Any, depth: int) -> Iterator[bytes]:

@@ -215,12 +215,17 @@ class SampleIndex:
         return [self._claimed[name] for name in found]
 
     def stored_rows(
-        self, low: bytes | None = None, high: bytes | None = None, names: Collection[str] | None = None
+        self,
+        low: bytes | None = None,
+        high: bytes | None = None,
+        names: Collection[str] | None = None,
+        columns: Sequence[str] | None = None,
     ) -> Iterator[tuple[Sequence[str], pa.Table]]:
-        """The rows of the stored parts, or of some, with the recordings that their ``file`` counts."""
+        """The rows of the stored parts, or of some, with the recordings that their ``file`` counts; of their
+        columns all, or these and perhaps others."""
         for owned in self._owned:
             if isinstance(owned.part, StoredPart) and (names is None or owned.part.name in names):
-                for table in owned.part.groups(low, high):
+                for table in owned.part.groups(low, high, columns):
                     yield owned.names, self._alive(owned, table)
 
     def unindexed(self) -> list[Stat]:

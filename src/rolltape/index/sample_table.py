@@ -8,7 +8,9 @@ put beside the samples they are of, by uid and index, or by their order where no
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +32,14 @@ COLUMNS = (
 TRUNCATED = ("length", "max_tokens", "truncated")
 """Reasons to finish that mean a response was cut."""
 _WANTED = tuple(name for name in SCHEMA.names if name not in ("sampling",))
+_FIRST = tuple(name for name in _WANTED if name not in ("prompt", "version"))
+"""What is read of an index at first: a third of a row is what few ask for."""
+_OF_REWARDS = ("step", "file", "row", "uid", "index", "reward")
+"""What is asked of the stage that has the rewards."""
+_REPEATED = ("uid", "finish")
+"""Columns whose values are kept once, and numbered."""
+_MADE = {"sample": pa.int64(), "tokens": pa.int32(), "truncated": pa.bool_()}
+TABLE_SCHEMA = pa.schema([(name, _MADE.get(name) or SCHEMA.field(name).type) for name in COLUMNS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +88,49 @@ class SampleTable:
         self._read: dict[str, tuple[Stat, pa.Table]] = {}
         """What was read of recordings that no index speaks for."""
         self._todo: list[Stat] = []
-        self._made: pa.Table | None = None
+        self._made: _Sorted | None = None
         self._made_of: tuple[int, int] = (-1, -1)
+        self._wanted = _FIRST
+        if rewards is not None:
+            rewards._wanted = _OF_REWARDS
 
     def advance(self, seconds: float = float("inf")) -> Progress:
         """Work for a while; how much there is now."""
         end = time.monotonic() + seconds
-        self._begin()
+        if self._rewards is None:
+            self._begin()
+        else:  # both indexes at once: they are decoded without the interpreter's lock
+            with ThreadPoolExecutor(1) as pool:
+                other = pool.submit(copy_context().run, self._rewards._begin_and_sort)
+                self._begin()
+                other.result()
         while self._todo and time.monotonic() < end:
             self._take(self._todo.pop())
         mine = Progress(len(self._names), len(self._names) + len(self._todo))
         if self._rewards is None:
             return mine
-        other = self._rewards.advance(max(0.0, end - time.monotonic()))
-        return Progress(mine.done + other.done, mine.total + other.total)
+        theirs = self._rewards.advance(max(0.0, end - time.monotonic()))
+        return Progress(mine.done + theirs.done, mine.total + theirs.total)
 
-    def table(self) -> pa.Table:
-        """What is there, sorted by step and sample."""
+    def table(self, names: Collection[str] = COLUMNS) -> pa.Table:
+        """What is there, sorted by step and sample; some columns, or all."""
+        if not {"prompt", "version"}.isdisjoint({*names} - {*self._wanted}):
+            self._wanted, self._version = _WANTED, ""
+            self._begin()
+        made = self._sorted()
+        return pa.table({name: made.column(name) for name in COLUMNS if name in names})
+
+    def rows(self, at: np.ndarray) -> pa.Table:
+        """What is shown of some rows of the table: all columns but the prompt's digest and the version."""
+        return self._sorted().rows(at)
+
+    def __len__(self) -> int:
+        return len(self._sorted().order)
+
+    def _sorted(self) -> _Sorted:
         state = len(self._names), len(self._rewards._names) if self._rewards else 0
         if self._made is None or state != self._made_of:
-            made = self._put_together()
-            if self._rewards is not None and len(made):
-                made = _with_rewards(made, self._rewards.table())
-            self._made, self._made_of = made, state
+            self._made, self._made_of = self._put_together(), state
         return self._made
 
     def _begin(self) -> None:
@@ -112,16 +142,10 @@ class SampleTable:
             return
         index = SampleIndex(self.run, self.stage, self.split, read=False)
         try:
-            stored = list(index.stored_rows())
+            self._take_stored(index)
         except (CorruptFileError, StepMissingError, FileReplacedError):
             index.read_through()  # finds those that cannot be read, and does without
-            stored = list(index.stored_rows())
-        self._names, self._pieces, self._made = [], [], None
-        codes: dict[str, int] = {}
-        for names, table in stored:
-            own = np.array([codes.setdefault(name, len(codes)) for name in names], np.int32)
-            self._pieces.append(_numbered(table.select(_WANTED), own))
-        self._names = list(codes)
+            self._take_stored(index)
         known, self._read = self._read, {}
         self._todo = []
         for stat in index.unindexed():
@@ -133,34 +157,51 @@ class SampleTable:
         self._todo.reverse()  # taken from the end, the first step first
         self._version = version
 
+    def _begin_and_sort(self) -> None:
+        self._begin()
+        if not self._todo:
+            for name in ("step", "uid", "index", "reward"):
+                self._sorted().column(name)
+
+    def _take_stored(self, index: SampleIndex) -> None:
+        self._pieces, self._made = [], None
+        codes: dict[str, int] = {}
+        for names, table in index.stored_rows(columns=self._wanted):
+            own = np.array([codes.setdefault(name, len(codes)) for name in names], np.int32)
+            self._pieces.append(self._piece(table, own))
+        self._names = list(codes)
+
     def _take(self, stat: Stat) -> None:
         found = indexed(self.run.storage, stat, self.unreadable)
         self._add(stat, (found[1] if found is not None else SCHEMA.empty_table()).select(_WANTED))
 
     def _add(self, stat: Stat, table: pa.Table) -> None:
         self._read[stat.name] = stat, table
-        self._pieces.append(_numbered(table, np.full(1, len(self._names), np.int32)))
+        self._pieces.append(self._piece(table, np.full(1, len(self._names), np.int32)))
         self._names.append(stat.name)
 
-    def _put_together(self) -> pa.Table:
-        table = pa.concat_tables([SCHEMA.empty_table().select(_WANTED), *self._pieces]).combine_chunks()
-        files = table["file"].to_numpy()
-        counts = (
-            np.bincount(files, minlength=len(self._names)) if len(files) else np.zeros(len(self._names), int)
-        )
+    def _piece(self, table: pa.Table, codes: np.ndarray) -> pa.Table:
+        """The columns that are wanted, with the recordings numbered as here."""
+        column = pa.array(codes[table["file"].to_numpy()] if len(table) else [], pa.int32())
+        found = table.select(self._wanted).set_column(self._wanted.index("file"), "file", column)
+        for name in _REPEATED:
+            if name in self._wanted:
+                at = self._wanted.index(name)
+                found = found.set_column(at, name, found[name].dictionary_encode())
+        return found
+
+    def _put_together(self) -> _Sorted:
+        empty = self._piece(SCHEMA.empty_table(), np.empty(0, np.int32))
+        table = pa.concat_tables([empty, *self._pieces]).unify_dictionaries()
+        if not self._todo:  # nothing is added any more: whatever lands makes all of them anew
+            self._pieces = []
+        files, rows, steps = (table[name].to_numpy() for name in ("file", "row", "step"))
+        counts = np.bincount(files, minlength=len(self._names))
         first = self._first_samples(counts)
-        samples = first[files] + table["row"].to_numpy() if len(files) else np.zeros(0, np.int64)
-        order = np.lexsort((samples, table["step"].to_numpy()))
-        # A recording that a step no longer counts has no place in it.
-        order = order[samples[order] >= 0]
-        finish = pc.utf8_lower(table["finish"])
-        cut = pc.if_else(
-            pc.is_valid(finish), pc.is_in(finish, pa.array(TRUNCATED)), pa.scalar(None, pa.bool_())
-        )
-        table = table.append_column("sample", pa.array(samples.astype(np.int64)))
-        table = table.append_column("tokens", pc.add(table["prompt_tokens"], table["response_tokens"]))
-        table = table.append_column("truncated", cut)
-        return table.select(COLUMNS).take(pa.array(order))
+        order = _in_place(files, rows, steps, first, counts)
+        samples = first[files[order]] + rows[order]
+        rewards = None if self._rewards is None else self._rewards._sorted()
+        return _Sorted(table.drop_columns(["file", "row"]), order, {"sample": pa.array(samples)}, rewards)
 
     def _first_samples(self, counts: np.ndarray) -> np.ndarray:
         """The place in its step that the first sample of each recording has."""
@@ -178,41 +219,123 @@ class SampleTable:
         return first
 
 
-def _numbered(table: pa.Table, codes: np.ndarray) -> pa.Table:
-    column = pa.array(codes[table["file"].to_numpy()] if len(table) else [], pa.int32())
-    return table.set_column(table.schema.get_field_index("file"), SCHEMA.field("file"), column)
+@dataclass(slots=True)
+class _Sorted:
+    """All rows as they were read, and in which order they are shown; columns are sorted when asked for."""
+
+    table: pa.Table
+    order: np.ndarray
+    columns: dict[str, pa.Array]
+    rewards: _Sorted | None
+    """Those of another stage."""
+
+    def column(self, name: str) -> pa.Array:
+        if name not in self.columns:
+            found = self._made(name)
+            self.columns[name] = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+        return self.columns[name]
+
+    def _made(self, name: str) -> pa.Array | pa.ChunkedArray:
+        if name == "reward" and self.rewards is not None:
+            return _rewards_from(self, self.rewards)
+        if name == "tokens":
+            return pc.add(self.column("prompt_tokens"), self.column("response_tokens"))
+        if name == "truncated":
+            return _is_truncated(self.table["finish"].take(pa.array(self.order)))
+        return _plain(self.table[name].take(pa.array(self.order)))
+
+    def rows(self, at: np.ndarray) -> pa.Table:
+        known, picked = {"sample", "reward", *self.columns}, pa.array(at)
+        mine = self.table.take(pa.array(self.order[at]))
+        found = {name: self.column(name).take(picked) for name in known}
+        found |= {name: _plain(mine[name]) for name in mine.column_names if name not in known}
+        found["tokens"] = pc.add(found["prompt_tokens"], found["response_tokens"])
+        found["truncated"] = _is_truncated(mine["finish"])
+        return pa.table({name: found[name] for name in COLUMNS if name not in ("prompt", "version")})
 
 
-def _with_rewards(mine: pa.Table, other: pa.Table) -> pa.Table:
-    """The rows with the rewards that another stage has for them."""
-    steps, theirs = mine["step"].to_numpy(), other["step"].to_numpy()
-    found = np.full(len(steps), np.nan)
-    values = np.asarray(other["reward"].fill_null(float("nan")).to_numpy())
-    same = len(steps) == len(theirs) and bool((steps == theirs).all())
-    if same and _in_order(mine, other):
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+
+
+def _in_place(
+    files: np.ndarray, rows: np.ndarray, steps: np.ndarray, first: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    """The rows by step and sample, given where in its step each recording begins.
+
+    A recording that a step no longer counts has no place in it, and begins below 0.
+    """
+    step_of = np.zeros(len(counts), steps.dtype)
+    step_of[files] = steps
+    listed = np.lexsort((first, step_of))
+    listed = listed[first[listed] >= 0]
+    begins = np.full(len(counts), -1, np.int64)
+    begins[listed] = np.cumsum(counts[listed]) - counts[listed]
+    places, total = begins[files], int(counts[listed].sum())
+    kept = places >= 0
+    places += rows
+    order = np.full(total, -1, np.int64)
+    right = np.array_equal(step_of[files], steps) and bool((places[kept] < total).all())
+    if right:
+        order[places[kept]] = np.flatnonzero(kept)
+    if not right or (order < 0).any():  # of an index that is not as it is written
+        some = np.flatnonzero(kept)
+        return some[np.lexsort((first[files[some]] + rows[some], steps[some]))]
+    return order
+
+
+def _is_truncated(finish: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Whether the reasons to finish say that a response was cut; what is not known is neither."""
+    chunks = [
+        pc.is_in(pc.utf8_lower(chunk.dictionary), pa.array(TRUNCATED)).take(chunk.indices)
+        for chunk in finish.chunks
+    ]
+    return pa.chunked_array(chunks, pa.bool_())
+
+
+def _rewards_from(mine: _Sorted, other: _Sorted) -> pa.Array:
+    """The rewards that another stage has for the rows, in their order."""
+    steps, theirs = (np.asarray(one.column("step")) for one in (mine, other))
+    values = np.asarray(other.column("reward").fill_null(float("nan")))
+    if np.array_equal(steps, theirs) and _in_order(mine, other, slice(None), slice(None)):
         found = values
     else:
-        starts = np.unique(steps, return_index=True)
-        for step, start in zip(*starts, strict=True):
-            stop = int(np.searchsorted(steps, step, "right"))
-            low, high = (int(np.searchsorted(theirs, step, side)) for side in ("left", "right"))
-            found[start:stop] = _rewards_of(mine.slice(start, stop - start), other.slice(low, high - low))
-    column = pa.array(found, pa.float64(), mask=np.isnan(found))
-    return mine.set_column(mine.schema.get_field_index("reward"), "reward", column)
+        found = np.full(len(steps), np.nan)
+        for step, start in zip(*np.unique(steps, return_index=True), strict=True):
+            here = slice(int(start), int(np.searchsorted(steps, step, "right")))
+            there = slice(*(int(np.searchsorted(theirs, step, side)) for side in ("left", "right")))
+            found[here] = _rewards_of(mine, other, here, there, values[there])
+    return pa.array(found, pa.float64(), mask=np.isnan(found))
 
 
-def _in_order(mine: pa.Table, other: pa.Table) -> bool:
-    if not any(other["uid"].unique().to_pylist()):
+def _in_order(mine: _Sorted, other: _Sorted, here: slice, there: slice) -> bool:
+    """Whether rows of two stages are of the same samples; unnamed ones are taken in their order."""
+    uids, theirs = _cut(other.column("uid"), there), _cut(mine.column("uid"), here)
+    if not any(uids.unique().to_pylist()):
         return True
-    return bool(mine["uid"].equals(other["uid"]) and mine["index"].equals(other["index"]))
+    return bool(
+        uids.equals(theirs) and _cut(mine.column("index"), here).equals(_cut(other.column("index"), there))
+    )
 
 
-def _rewards_of(mine: pa.Table, other: pa.Table) -> Sequence[float] | np.ndarray:
+def _cut(column: pa.Array, part: slice) -> pa.Array:
+    start, stop, _ = part.indices(len(column))
+    return column.slice(start, stop - start)
+
+
+def _rewards_of(
+    mine: _Sorted, other: _Sorted, here: slice, there: slice, values: np.ndarray
+) -> Sequence[float] | np.ndarray:
     """The rewards of one step."""
-    values = np.asarray(other["reward"].fill_null(float("nan")).to_numpy())
-    if len(mine) == len(other) and _in_order(mine, other):
+    if here.stop - here.start == len(values) and _in_order(mine, other, here, there):
         return values
-    ids = zip(other["uid"].to_pylist(), other["index"].to_pylist(), strict=True)
+    asked, ids = (
+        zip(
+            _cut(one.column("uid"), part).to_pylist(),
+            _cut(one.column("index"), part).to_pylist(),
+            strict=True,
+        )
+        for one, part in ((mine, here), (other, there))
+    )
     known = dict(zip(ids, values.tolist(), strict=True))
-    asked = zip(mine["uid"].to_pylist(), mine["index"].to_pylist(), strict=True)
     return [known.get(one, float("nan")) for one in asked]

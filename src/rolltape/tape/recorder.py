@@ -138,7 +138,7 @@ class Recorder:
             check_expected(dtypes_of(parts), call.stage.expect, f"{self._storage.location}/{key.path}")
             who = call.by_content.who(parts) if call.by_content is not None else None
             packed = pack(parts, who, call=named)
-            known = call.by_content.known(parts) if call.by_content is not None else None
+            known = None if call.by_content is None or who is None else call.by_content.known(parts, *who)
         except ExpectationError:
             raise  # the stage is wrong, not the recording: no matter for on_error
         except Exception as error:

@@ -57,8 +57,8 @@ class ByContent:
     """Which arguments say what; kept with the recording."""
     who: Callable[[Dismantled], tuple[list[str], Any]]
     """The uid and the index of every sample of what the call returned."""
-    known: Callable[[Dismantled], Any] = lambda parts: None
-    """What an index would otherwise have to read from the recording."""
+    known: Callable[[Dismantled, list[str], Any], Any] = lambda parts, uids, index: None
+    """What an index would otherwise have to read from the recording, given who the samples are."""
 
 
 @dataclass(frozen=True, slots=True)

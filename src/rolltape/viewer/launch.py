@@ -43,6 +43,8 @@ def serve(
 
         library = Library(runs_in(tapes), None if tokenizer is None else load_tokenizer(tokenizer))
         token = token or (None if is_loopback(host) else secrets.token_urlsafe(24))
+        import pyarrow as pa
+
         from rolltape.viewer.web.server import Viewer
 
         try:
@@ -50,9 +52,12 @@ def serve(
         except ImportError as error:
             raise missing(error, "view") from error
         viewer = Viewer(library, follow=follow, token=token, read_only=read_only)
+    # A search decodes tables of a hundred megabytes: Arrow's own allocator touches half as much again.
+    pa.set_memory_pool(pa.system_memory_pool())
     listening = _listen(host, port)
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{listening.getsockname()[1]}/"
+    viewer.warm()
     ready(f"{address}?{urlencode({'token': token})}" if token else address, viewer.notice)
     from rolltape.viewer.web.patience import Impatient
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rolltape.errors import MissingDependencyError, RolltapeError
+from rolltape.key import metrics_path
 from rolltape.reader.run import Run, open
 from rolltape.reader.samples import Samples
 from rolltape.reader.step_roles import main_stage
 from rolltape.reader.tokenizer import Decode
 from rolltape.storage import is_url
+from rolltape.tape.current_run import NAME as RUNS
+from rolltape.viewer.web.charts import Curves, curves
 
 MOST_OPEN = 32
 """How many stages of steps stay open; what was read of them stays in memory."""
@@ -24,6 +28,17 @@ def missing(error: ImportError, command: str) -> MissingDependencyError:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """What a run has logged in a split."""
+
+    curves: Curves
+    steps: frozenset[int]
+    """Those that have metrics, numbers or not."""
+    damaged: tuple[RolltapeError, ...]
+    """Lines that cannot be read."""
+
+
 class Library:
     """Some runs, numbered from 0, and the tokenizer of their model where one was named."""
 
@@ -32,6 +47,7 @@ class Library:
         self.decode = decode
         self._open: OrderedDict[tuple[object, ...], Samples] = OrderedDict()
         self._bases: dict[int, Run | None] = {}
+        self._logged: dict[tuple[int, str], tuple[object, Logged]] = {}
 
     def name(self, tape: int) -> str:
         """What a tape is called: the end of its path that tells it from the others."""
@@ -62,6 +78,21 @@ class Library:
         while len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)
         return samples
+
+    def logged(self, tape: int, split: str) -> Logged:
+        """What a run has logged. It is read again only when its file has changed."""
+        storage, name = self.runs[tape].storage, (tape, split)
+        try:
+            state: object = storage.stat(metrics_path(split)), storage.stat(RUNS)
+        except RolltapeError:  # something else in its place: reading says what
+            state = object()
+        known = self._logged.get(name)
+        if known is None or known[0] != state:
+            damaged: list[RolltapeError] = []
+            metrics = self.runs[tape].metrics(split, 0, damaged)
+            found = Logged(curves(metrics), frozenset(metrics), tuple(damaged))
+            known = self._logged[name] = state, found
+        return known[1]
 
     def baseline(self, tape: int) -> Run | None:
         """The run this one was replayed from: one of the others, or where it was when it was replayed."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
+from itertools import islice
 
 from rolltape.reader.run import Run
 from rolltape.reader.visible import visible
 from rolltape.reader.wording import moment, number, seconds
 from rolltape.viewer.library import Library
 from rolltape.viewer.run_facts import finite_curve, run_facts, small_curve
-from rolltape.viewer.web.charts import curves
 
 MOST_CURVES = 12
 CELL = 'style="text-align:left;padding:.15em .8em .15em 0"'
@@ -17,7 +17,8 @@ CELL = 'style="text-align:left;padding:.15em .8em .15em 0"'
 
 def run_html(run: Run) -> str:
     """The run in a cell of a notebook."""
-    facts = run_facts(Library([run.location]), 0)
+    library = Library([run.location])
+    facts = run_facts(library, 0)
     split = facts.split
     told = {
         "tape": run.path, "id": facts.id, "created": moment(facts.created), "kind": facts.kind,
@@ -32,9 +33,8 @@ def run_html(run: Run) -> str:
         for name, value in told.items()
         if value
     ]
-    drawn = [_curve(name, list(curve.values())) for name, curve in curves(run.metrics(split, 0, [])).items()][
-        :MOST_CURVES
-    ]
+    logged = islice(library.logged(0, split).curves.items(), MOST_CURVES)
+    drawn = [_curve(name, list(curve.values())) for name, curve in logged]
     metrics = f"<table>{''.join(drawn)}</table>" if drawn else ""
     return f"<div><table>{''.join(rows)}</table>{metrics}</div>"
 

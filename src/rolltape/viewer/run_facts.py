@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from rolltape.reader.run import Run
 from rolltape.sample_notes import Notes
 from rolltape.tape.manifest import Manifest
 from rolltape.viewer.library import Library
-from rolltape.viewer.web.charts import curves
+from rolltape.viewer.web.charts import Curves
 
 MOST_POINTS = 60
 """Of a small curve."""
@@ -68,9 +68,8 @@ def _kind(about: Manifest) -> str:
 def _facts(library: Library, at: int) -> RunFacts:
     run = library.runs[at]
     split = next(iter(run.splits), "train")
-    damaged: list[RolltapeError] = []
-    stages, steps = run.stages(split), run.steps(None, split)
-    rewards = _rewards(run.metrics(split, 0, damaged))
+    stages, steps, logged = run.stages(split), run.steps(None, split), library.logged(at, split)
+    rewards = _rewards(logged.curves)
     base = library.baseline(at)
     known = [library.name(other) for other, one in enumerate(library.runs) if one is base]
     return RunFacts(
@@ -88,13 +87,12 @@ def _facts(library: Library, at: int) -> RunFacts:
         curve=finite_curve(rewards),
         seconds=_seconds(run, split, stages),
         tags=sorted({tag for note in Notes(run).read().values() for tag in note.tags}),
-        problem=damaged[0].what if damaged else "",
+        problem=logged.damaged[0].what if logged.damaged else "",
     )
 
 
-def _rewards(metrics: Mapping[int, Mapping[str, object]]) -> list[float]:
+def _rewards(found: Curves) -> list[float]:
     """The metric that says how good answers are, by its name; the shortest of those that could."""
-    found = curves(metrics)
     names = columns_with(found, "reward")
     exact = [name for name in names if name.rsplit("/", 1)[-1].lower() in ("reward", "rewards", "score")]
     if not names:

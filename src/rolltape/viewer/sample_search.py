@@ -11,6 +11,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rolltape.errors import ConfigError, RolltapeError
-from rolltape.index.sample_table import Progress, SampleTable, reward_stage
+from rolltape.index.sample_table import TABLE_SCHEMA, Progress, SampleTable, reward_stage
 from rolltape.reader.sample_filter import parse_filter
 from rolltape.reader.visible import as_utf8
 from rolltape.viewer.library import Library
@@ -30,6 +32,8 @@ SLICE = 0.4
 PAGE = 50
 """Rows of a page."""
 SORTS = ("step", "reward", "prompt_tokens", "response_tokens", "finish", "uid")
+_SHOWN = pa.schema([field for field in TABLE_SCHEMA if field.name != "prompt"])
+"""The columns that can be asked for."""
 MOST_SCANS = 8
 MOST_HITS = 100_000
 AROUND = 60
@@ -108,6 +112,14 @@ class SampleSearch:
             other = SampleTable(library.source(tape, split, scored), scored, split)
         self._table = SampleTable(run, stage, split, rewards=other)
 
+    def begin(self) -> None:
+        """Begin to read, for who will ask in a moment."""
+        threading.Thread(target=copy_context().run, args=(self._ready,), daemon=True).start()
+
+    def _ready(self) -> None:
+        with self._lock, suppress(Exception):  # whoever asks is told
+            self._table.advance(SLICE)
+
     def table(self, seconds: float = SLICE) -> tuple[pa.Table, Progress]:
         """The numbers of all samples, as far as they are known."""
         with self._lock:
@@ -122,32 +134,55 @@ class SampleSearch:
         with self._lock:
             end = time.monotonic() + seconds
             found = Found(read=self._table.advance(seconds * 0.75), unreadable=dict(self._table.unreadable))
-            table = self._table.table()
-            found.samples = len(table)
+            found.samples = len(self._table)
             try:
-                rows = self._filtered(table, asked.where, among)
+                rows = self._filtered(asked.where, among)
                 if asked.words:
-                    texts = self._scan(asked, table, rows, found, end)
-                    rows = _chosen(table, rows, texts)
+                    texts = self._scan(asked, rows, found, end)
+                    rows = self._chosen(rows, texts)
                 else:
                     texts = dict(among or {})
             except ConfigError as error:
                 found.problem = "\n".join(filter(None, (error.what, error.hint)))
                 return found
             found.total = len(rows)
-            rows = _sorted(table, rows, asked)[asked.page * PAGE : (asked.page + 1) * PAGE]
-            found.hits = _hits(table.take(pa.array(rows)), texts)
+            rows = self._sorted(rows, asked)[asked.page * PAGE : (asked.page + 1) * PAGE]
+            found.hits = _hits(self._table.rows(rows), texts)
             return found
 
-    def _filtered(
-        self, table: pa.Table, where: str, among: Mapping[tuple[int, int], str] | None
-    ) -> np.ndarray:
-        shown = table.drop_columns(["prompt"])
-        rows = parse_filter(where).sieve(shown.schema).rows(shown) if where.strip() else np.arange(len(table))
-        return rows if among is None else _chosen(table, rows, among)
+    def _filtered(self, where: str, among: Mapping[tuple[int, int], str] | None) -> np.ndarray:
+        if where.strip():
+            sieve = parse_filter(where).sieve(_SHOWN)
+            rows = sieve.rows(self._table.table({"step", *sieve.needs}))
+        else:
+            rows = np.arange(len(self._table))
+        return rows if among is None else self._chosen(rows, among)
+
+    def _numbers(self, name: str, rows: np.ndarray) -> np.ndarray:
+        return np.asarray(self._table.table({name})[name].to_numpy()[rows])
+
+    def _chosen(self, rows: np.ndarray, places: Mapping[tuple[int, int], str]) -> np.ndarray:
+        """Those of the rows that are at one of these places."""
+        known, codes = np.unique(self._numbers("step", rows), return_inverse=True)
+        numbers = {step: at for at, step in enumerate(known.tolist())}
+        wanted = [numbers[step] * 2**32 + sample for step, sample in places if step in numbers]
+        here = codes * 2**32 + self._numbers("sample", rows)
+        return np.asarray(rows[np.isin(here, np.array(wanted, np.int64))])
+
+    def _sorted(self, rows: np.ndarray, asked: Question) -> np.ndarray:
+        """The rows in the order that is asked for; what is not known goes last."""
+        if asked.sort == "step" or asked.sort not in SORTS:
+            return rows[::-1] if asked.down else rows
+        column = self._table.table({asked.sort})[asked.sort].take(pa.array(rows))
+        order = pc.array_sort_indices(
+            column.combine_chunks(),
+            order="descending" if asked.down else "ascending",
+            null_placement="at_end",
+        )
+        return np.asarray(rows[order.to_numpy()])
 
     def _scan(
-        self, asked: Question, table: pa.Table, rows: np.ndarray, found: Found, end: float
+        self, asked: Question, rows: np.ndarray, found: Found, end: float
     ) -> Mapping[tuple[int, int], str]:
         """Look through the texts of the steps that come into question, for as long as there is time."""
         name = asked.words, asked.regex
@@ -155,10 +190,11 @@ class SampleSearch:
         self._scans[name] = scan
         while len(self._scans) > MOST_SCANS:
             self._scans.popitem(last=False)
-        steps = np.unique(table["step"].to_numpy()[rows]).tolist()
+        steps = np.unique(self._numbers("step", rows)).tolist()
         todo = [step for step in steps if step not in scan.done]
+        first = not scan.hits
         for step in todo:
-            if time.monotonic() > end or scan.full:
+            if time.monotonic() > end or scan.full or (first and scan.hits):  # the first are shown at once
                 break
             scan.look(StepView(self._library, *self._at, step, keep=False, alone=True))
         searched = sum(step in scan.done for step in steps)
@@ -216,26 +252,6 @@ def _around(text: str, at: int) -> str:
         for part in (data[max(0, at - 4 * AROUND) : at], data[at : at + 8 * AROUND])
     )
     return ("…" if len(before) > AROUND or at > 4 * AROUND else "") + before[-AROUND:] + after[: 2 * AROUND]
-
-
-def _chosen(table: pa.Table, rows: np.ndarray, places: Mapping[tuple[int, int], str]) -> np.ndarray:
-    """Those of the rows that are at one of these places."""
-    steps, samples = (table[name].to_numpy()[rows] for name in ("step", "sample"))
-    known, codes = np.unique(steps, return_inverse=True)
-    numbers = {step: at for at, step in enumerate(known.tolist())}
-    wanted = [numbers[step] * 2**32 + sample for step, sample in places if step in numbers]
-    return np.asarray(rows[np.isin(codes * 2**32 + samples, np.array(wanted, np.int64))])
-
-
-def _sorted(table: pa.Table, rows: np.ndarray, asked: Question) -> np.ndarray:
-    """The rows in the order that is asked for; what is not known goes last."""
-    if asked.sort == "step" or asked.sort not in SORTS:
-        return rows[::-1] if asked.down else rows
-    column = table[asked.sort].take(pa.array(rows))
-    order = pc.array_sort_indices(
-        column.combine_chunks(), order="descending" if asked.down else "ascending", null_placement="at_end"
-    )
-    return np.asarray(rows[order.to_numpy()])
 
 
 def _hits(table: pa.Table, texts: Mapping[tuple[int, int], str]) -> list[Hit]:

@@ -28,10 +28,19 @@ rolltape.charts = (({ main, tag, read, place, setQuery }, { Plot, readPalette, s
   }
 
   function draw(figure) {
-    const { heat } = read(figure.querySelector("script"));
-    if (heat) live.set(figure, new Heat(figure));
-    else if (typeof uPlot !== "undefined") live.set(figure, new Plot(figure));
+    const chart = read(figure.querySelector("script")), other = [...live.values()].find((one) => one.zoomed);
+    if (chart.heat) live.set(figure, new Heat(figure));
+    else if (typeof uPlot !== "undefined") live.set(figure, new Plot(figure, chart));
+    if (other && live.has(figure)) live.get(figure).zoom(other.zoomed);
     addTable(figure);
+    figure.dataset.drawn = "1";
+  }
+  // The first are there at once; the page can be used while the others are drawn.
+  async function drawAll(figures) {
+    for (const [at, figure] of figures.entries()) {
+      if (at > 1) await new Promise((done) => setTimeout(done));
+      if (figure.isConnected) draw(figure);
+    }
   }
   function figureOf(chart) {
     const figure = tag("figure", "chart"), data = tag("script");
@@ -111,7 +120,7 @@ rolltape.charts = (({ main, tag, read, place, setQuery }, { Plot, readPalette, s
     readPalette();
     sayMissing();
     tools();
-    main.querySelectorAll("figure.chart").forEach(draw);
+    drawAll([...main.querySelectorAll("figure.chart")]);
     main.querySelectorAll("[data-series]").forEach(fill);
   }
   function repaint() {

@@ -1,6 +1,6 @@
 // One plot of curves over steps, drawn by uPlot: pointing says values, dragging zooms, a click opens the step.
 "use strict";
-rolltape.plot = (({ tag, read, go, short }) => {
+rolltape.plot = (({ tag, go, short }) => {
   const HEIGHT = 160;
   const FONT = "11px system-ui, 'Segoe UI', Roboto, sans-serif";
   const STEPS = [1, 2, 5].flatMap((n) => [...Array(16).keys()].map((power) => n * 10 ** power)).sort((a, b) => a - b);
@@ -114,7 +114,7 @@ rolltape.plot = (({ tag, read, go, short }) => {
   }
 
   class Plot {
-    constructor(figure) {
+    constructor(figure, chart) {
       this.box = tag("div", "plot");
       this.read = tag("div", "read");
       this.reset = tag("button", "reset", "all steps");
@@ -129,7 +129,7 @@ rolltape.plot = (({ tag, read, go, short }) => {
       this.reset.addEventListener("click", () => this.zoomAll(null));
       this.box.addEventListener("keydown", (event) => this.key(event));
       this.figure = figure;
-      this.chart = read(figure.querySelector("script"));
+      this.chart = chart;
       figure.append(this.box);
       if (this.chart.lines.length === 2 || this.chart.lines[0].low || this.chart.stack) figure.append(this.names()); // of more, the page has one list
       this.box.append(this.read, this.reset);

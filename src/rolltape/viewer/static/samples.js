@@ -2,7 +2,7 @@
 "use strict";
 rolltape.samples = (({ main }) => {
   // A list comes as far as it is known, again and again until it is complete.
-  async function grow(box, fetchPart) {
+  async function grow(box, fetchParts) {
     let last = null;
     for (;;) {
       let answer;
@@ -16,8 +16,8 @@ rolltape.samples = (({ main }) => {
         for (const part of box.querySelectorAll("[data-part]")) {
           const known = texts.get(part.dataset.part);
           if (known) part.replaceWith(known);
-          else fetchPart(part);
         }
+        fetchParts(box);
         for (const one of box.querySelectorAll(".scroll")) if (one.scrollWidth > one.clientWidth) one.tabIndex = 0;
       }
       if (answer.status) { const wait = document.createElement("p"); wait.className = "wait"; wait.textContent = answer.status; box.append(wait); last = null; }
@@ -40,7 +40,7 @@ rolltape.samples = (({ main }) => {
     } catch (error) { said.textContent = `not saved: ${error.message}`; }
   }
   main.addEventListener("submit", save);
-  const ready = (fetchPart) => main.querySelectorAll("[data-grow]").forEach((box) => grow(box, fetchPart));
+  const ready = (fetchParts) => main.querySelectorAll("[data-grow]").forEach((box) => grow(box, fetchParts));
 
   return { ready };
 })(rolltape.page);

@@ -4,11 +4,20 @@ rolltape.tokens = (({ main, tag, read, short, place, setQuery }) => {
   const tip = document.getElementById("tip");
 
   const CHUNK = 1000; // tokens of a long text that are made at once
-  const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
+  function bytes(text) {
+    const raw = atob(text), found = new Uint8Array(raw.length);
+    for (let at = 0; at < raw.length; at++) found[at] = raw.charCodeAt(at);
+    return found.buffer;
+  }
   // Of many numbers the page has the bytes.
   function unpacked(scales) {
-    for (const scale of scales) if (scale.packed !== undefined) { scale.values = [...new Float32Array(bytes(scale.packed))].map((v) => (Number.isFinite(v) ? v : String(v))); delete scale.packed; }
+    for (const scale of scales) if (scale.packed !== undefined) { scale.values = new Float32Array(bytes(scale.packed)); delete scale.packed; }
     return scales;
+  }
+  // A number, the name of one that is not finite, or nothing.
+  function valueAt(scale, at) {
+    const value = scale && at < scale.values.length ? scale.values[at] : undefined;
+    return typeof value === "number" && !Number.isFinite(value) ? String(value) : value;
   }
   function tokenOf(box, at, text) {
     const { ids, trained, named } = box.packed, token = tag("span", "tok" + (trained[at] ? "" : " untrained") + (box.dataset.mark === String(at) ? " differs" : ""));
@@ -54,13 +63,19 @@ rolltape.tokens = (({ main, tag, read, short, place, setQuery }) => {
     wished.forEach((token) => token.classList.add("here"));
     return wished;
   }
-  function bins(scale) {
-    const values = scale.values.filter((v) => typeof v === "number");
-    if (scale.kind === "low") {
-      const end = values.reduce((a, b) => Math.min(a, b), -1e-12);
+  // How colours go with the numbers of one scale, in one run or two.
+  function bins(scales) {
+    let low = 0, high = 0;
+    for (const { values } of scales) for (const value of values) {
+      if (typeof value !== "number" || !Number.isFinite(value)) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+    if (scales[0].kind === "low") {
+      const end = Math.min(low, -1e-12);
       return { low: end, high: 0, of: (v) => (v >= 0 ? "" : "h" + Math.max(1, Math.min(8, Math.ceil((8 * v) / end)))) };
     }
-    const end = values.reduce((a, b) => Math.max(a, Math.abs(b)), 1e-12);
+    const end = Math.max(-low, high, 1e-12);
     return { low: -end, high: end, of: (v) => (v === 0 ? "" : (v < 0 ? "h" : "l") + Math.max(1, Math.min(8, Math.ceil((8 * Math.abs(v)) / end)))) };
   }
   // Read once: a long text has megabytes of them.
@@ -75,11 +90,11 @@ rolltape.tokens = (({ main, tag, read, short, place, setQuery }) => {
     const legend = main.querySelector("#scale");
     legend.replaceChildren();
     const joint = data.map((scales) => scales.find((scale) => scale.name === select.value)).filter(Boolean);
-    const range = joint.length ? bins({ kind: joint[0].kind, values: joint.flatMap((scale) => scale.values) }) : null;
+    const range = joint.length ? bins(joint) : null;
     boxes.forEach((box, side) => {
       const scale = (data[side] || []).find((one) => one.name === select.value);
       box.paint = (token) => {
-        const at = Number(token.dataset.i), value = scale && at < scale.values.length ? scale.values[at] : undefined;
+        const value = valueAt(scale, Number(token.dataset.i));
         token.classList.remove(...[...token.classList].filter((name) => /^[hl]\d$|^nan$/.test(name)));
         if (value === undefined) return;
         const name = typeof value === "number" ? range.of(value) : "nan";
@@ -99,7 +114,7 @@ rolltape.tokens = (({ main, tag, read, short, place, setQuery }) => {
   }
   // Of two runs: what each has, and one number where they have the same.
   function both(sides, name, at) {
-    const values = sides.map((scales) => scales.find((scale) => scale.name === name)).map((scale) => (scale && at < scale.values.length ? short(scale.values[at], 7) : "–"));
+    const values = sides.map((scales) => scales.find((scale) => scale.name === name)).map((scale) => valueAt(scale, at)).map((value) => (value === undefined ? "–" : short(value, 7)));
     return values[0] === values[1] ? values[0] : values.join(" → ");
   }
   function hover(event) {
@@ -107,7 +122,7 @@ rolltape.tokens = (({ main, tag, read, short, place, setQuery }) => {
     if (!token) { tip.hidden = true; return; }
     const at = Number(token.dataset.i), lines = [`token ${at}   id ${token.dataset.id}`];
     const { scales, sides } = token.closest(".tokens");
-    for (const scale of scales || []) if (at < scale.values.length) lines.push(`${scale.name}   ${sides ? both(sides, scale.name, at) : short(scale.values[at])}`);
+    for (const scale of scales || []) if (at < scale.values.length) lines.push(`${scale.name}   ${sides ? both(sides, scale.name, at) : short(valueAt(scale, at))}`);
     if (token.classList.contains("untrained")) lines.push("not trained on");
     tip.textContent = lines.join("\n");
     tip.hidden = false;

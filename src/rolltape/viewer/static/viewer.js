@@ -64,10 +64,16 @@
     }
   }
 
+  // Many small ones, the first first: all at once they would keep the server from everything else.
+  async function fetchParts(root) {
+    for (const box of root.querySelectorAll("[data-part]:not([data-done])")) if (box.isConnected) await fetchPart(box);
+  }
+
   // --- a page has come
   function ready() {
-    main.querySelectorAll("[data-part]").forEach(fetchPart);
-    samples.ready(fetchPart);
+    main.querySelectorAll("[data-part]:not([data-in-turn] *)").forEach(fetchPart);
+    main.querySelectorAll("[data-in-turn]").forEach(fetchParts);
+    samples.ready(fetchParts);
     reachable(main);
     charts.ready();
     tables.ready();

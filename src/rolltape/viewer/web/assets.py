@@ -6,6 +6,8 @@ missing where that was not done.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from importlib import resources
 
 PLOT_SCRIPT, PLOT_STYLE = "uPlot.iife.min.js", "uPlot.min.css"
@@ -31,9 +33,20 @@ def load() -> dict[str, str]:
     return {name: file.read_text("utf-8") for name, file in found.items()}
 
 
-def named(files: dict[str, str], end: str) -> list[str]:
-    """The names of those that are scripts, ``.js``, or styles, ``.css``."""
-    return [name for name in files if name.endswith(end)]
+def joined(files: dict[str, str]) -> tuple[str, str]:
+    """All styles as one text, and all scripts: a page waits for two files, not for each of them."""
+    style, script = (
+        "\n".join(text for name, text in files.items() if name.endswith(end)) for end in (".css", ".js")
+    )
+    return style, script
+
+
+def version(texts: Iterable[str]) -> str:
+    """Stands for what these files are, in an address."""
+    state = hashlib.blake2b(digest_size=8)
+    for text in texts:
+        state.update(text.encode())
+    return state.hexdigest()
 
 
 def notice(files: dict[str, str]) -> str:

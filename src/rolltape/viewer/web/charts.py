@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from rolltape.batch.floats import nearest
 from rolltape.reader.visible import visible
 
@@ -54,6 +56,9 @@ class Summary:
 
 Value = float | str | None
 """A number, the name of one that is not finite, or nothing."""
+
+Curves = dict[str, dict[int, int | float]]
+"""What was logged: the values of every metric by step."""
 
 FIRST = (
     "reward", "rewards", "score", "loss", "pg_loss", "grad_norm", "kl", "kl_loss", "entropy",
@@ -228,17 +233,17 @@ def axes(summaries: Sequence[Summary]) -> dict[str, dict[int, float]]:
     return {"time": {step: at - begun for step, at in times.items()}, "tokens": tokens}
 
 
-def metric_charts(metrics: Mapping[int, Mapping[str, object]], href: str) -> list[Chart]:
+def metric_charts(logged: Curves, href: str) -> list[Chart]:
     """What was logged, one chart for each metric that is a number."""
     return [
         Chart(name, list(curve), [Line(visible(name), list(map(number, curve.values())))], href)
-        for name, curve in curves(metrics).items()
+        for name, curve in logged.items()
     ]
 
 
-def curves(metrics: Mapping[int, Mapping[str, object]]) -> dict[str, dict[int, int | float]]:
+def curves(metrics: Mapping[int, Mapping[str, object]]) -> Curves:
     """The values of every metric by step, as logged, the telling metrics first."""
-    found: dict[str, dict[int, int | float]] = {}
+    found: Curves = {}
     for step in sorted(metrics):
         for name, value in metrics[step].items():
             if isinstance(value, (int, float)):
@@ -247,13 +252,9 @@ def curves(metrics: Mapping[int, Mapping[str, object]]) -> dict[str, dict[int, i
 
 
 def both_charts(
-    left: Mapping[int, Mapping[str, object]],
-    right: Mapping[int, Mapping[str, object]],
-    names: tuple[tuple[int, str], tuple[int, str]],
-    href: str,
+    ours: Curves, theirs: Curves, names: tuple[tuple[int, str], tuple[int, str]], href: str
 ) -> list[Chart]:
     """The metrics of two runs, by number and name, in one chart each; those that part first in front."""
-    ours, theirs = curves(left), curves(right)
     charts = []
     for name in (name for name in ours if name in theirs):
         mine, other = ours[name], theirs[name]
@@ -271,19 +272,22 @@ def both_charts(
     return sorted(charts, key=lambda chart: math.inf if chart.mark is None else chart.mark)
 
 
-def overlaid(runs: Sequence[tuple[int, str, Mapping[int, Mapping[str, object]]]]) -> list[Chart]:
+def overlaid(runs: Sequence[tuple[int, str, Curves]]) -> list[Chart]:
     """The metrics of any number of runs, by number, name and what they logged: one chart for each metric."""
-    found = [(at, visible(name), curves(metrics)) for at, name, metrics in runs]
+    found = [(at, visible(name), logged) for at, name, logged in runs]
     names = sorted({metric for *_, mine in found for metric in mine}, key=_rank)
     charts = []
     for metric in names:
         steps = sorted({step for *_, mine in found for step in mine.get(metric, ())})
-        lines = [
-            Line(name, shortened([number(mine.get(metric, {}).get(at)) for at in steps]), run=run)
-            for run, name, mine in found
-        ]
+        lines = [Line(name, _along(steps, mine.get(metric, {})), run=run) for run, name, mine in found]
         charts.append(Chart(metric, steps, lines, ""))
     return charts
+
+
+def _along(steps: list[int], curve: Mapping[int, int | float]) -> list[Value]:
+    """The values of a curve at some steps, with no more digits than can be seen."""
+    values = list(curve.values()) if list(curve) == steps else list(map(curve.get, steps))
+    return shortened([one if type(one) is float and math.isfinite(one) else number(one) for one in values])
 
 
 def parting(left: Mapping[int, float], right: Mapping[int, float]) -> int | None:
@@ -329,8 +333,18 @@ def number(value: float | None) -> Value:
 
 
 def shortened(values: Sequence[Any]) -> list[Any]:
-    """Floats with no more digits than can be seen."""
-    return [float(f"{value:.7g}") if type(value) is float else value for value in values]
+    """Floats with no more digits than can be seen.
+
+    >>> shortened([0.123456789, -98765432.1, 0.0, 2e-310]), shortened([1 / 3, None, 7])
+    ([0.1234568, -98765430.0, 0.0, 2e-310], [0.3333333, None, 7])
+    """
+    if not all(type(value) is float for value in values):
+        return [float(f"{value:.7g}") if type(value) is float else value for value in values]
+    numbers = np.asarray(values, np.float64)
+    with np.errstate(all="ignore"):
+        scale = 10.0 ** (6 - np.floor(np.log10(np.abs(numbers))))
+        found = np.round(numbers * scale) / scale
+    return list(np.where(np.isfinite(found), found, numbers).tolist())  # what has no such scale, as it is
 
 
 def _rank(name: str) -> tuple[int, str]:

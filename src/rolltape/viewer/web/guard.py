@@ -60,10 +60,12 @@ class Guard:
 
         async def answer(message: Any) -> None:
             if message["type"] == "http.response.start":
+                said = {name.lower() for name, _ in message.get("headers", [])}
                 message["headers"] = [
                     *message.get("headers", []),
-                    *((name.encode(), value.encode()) for name, value in extra.items()),
-                ]
+                    *((name.encode(), value.encode()) for name, value in extra.items()
+                      if name.encode() not in said),
+                ]  # fmt: skip
             await send(message)
 
         if refusal:

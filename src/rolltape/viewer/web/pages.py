@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 MOST_GROUPS = 1000
 """Groups on one page; searching finds the others."""
+LONG_TEXT, PIECE = 20_000, 8_000
+"""Characters of a text that is shown in pieces, and of such a piece."""
 MOST_LINKS = 2000
 """Steps in the list of a run."""
 
@@ -53,6 +56,17 @@ def markup(text: object, lines: bool = True) -> Markup:
         for piece, escaped in pieces(str(text), "\n\t" if lines else "")
     ]
     return Markup("").join(parts)
+
+
+def long_markup(text: object) -> Markup:
+    """A text for a page, whole. A long one is in pieces, of which a browser lays out those that are seen."""
+    text, found = str(text), []
+    while len(text) > LONG_TEXT:
+        breaks = (text.rfind(sign, PIECE // 2, PIECE) + 1 for sign in "\n ")
+        end = next(filter(None, breaks), PIECE)
+        found.append(Markup('<span class="piece">{}</span>').format(markup(text[:end])))
+        text = text[end:]
+    return Markup("").join([*found, markup(text)])
 
 
 def seen(text: object) -> str:
@@ -85,6 +99,7 @@ class Pages:
         )
         self._jinja.filters |= {
             "vis": markup,
+            "long": long_markup,
             "seen": seen,
             "code": coded,
             "brief": brief,
@@ -115,10 +130,16 @@ class Pages:
         """The address of a page about two runs, the baseline first."""
         return self.url("c", *self.library.ordered(left, right), *parts)
 
-    def warm(self) -> None:
-        """Compile the templates and import the rest, so that the first page of each kind need not."""
-        for name in self._jinja.list_templates():
-            self._jinja.get_template(name)
+    def parts_to_warm(self) -> Iterator[Callable[[], object]]:
+        """What pages need that need not wait for somebody to ask: each of it takes a moment."""
+        from rolltape.viewer.run_facts import run_facts
+
+        first = ("frame.html", "header.html", "keys.html", "index.html", "overview.html")
+        for name in dict.fromkeys((*first, *self._jinja.list_templates())):
+            yield partial(self._jinja.get_template, name)
+            if name == first[-1]:
+                yield from (partial(run_facts, self.library, at) for at in range(len(self.library.runs)))
+        yield lambda: self.samples
 
     def frame(self, name: str, **values: Any) -> str:
         """A whole document."""
@@ -137,13 +158,18 @@ class Pages:
         damaged: list[RolltapeError] = []
         chosen, splits = self._listed(chosen, damaged)
         split = split if split in splits else next(iter(splits), "train")
-        logged = [(at, library.name(at), library.runs[at].metrics(split, 0, damaged)) for at in chosen]
+        logged = [(at, library.name(at), self._curves(at, split, damaged)) for at in chosen]
         return self._page(
             f"{len(chosen)} runs", "overlay.html", names=[(at, library.name(at)) for at in chosen],
             split=split, splits=splits, on=",".join(map(str, chosen)),
             charts=[chart.as_json() for chart in charts.overlaid(logged)], axes=self._axes(chosen, split),
             damaged=[f"{error.where}: {error.what}" for error in damaged],
         )  # fmt: skip
+
+    def _curves(self, tape: int, split: str, damaged: list[RolltapeError]) -> charts.Curves:
+        found = self.library.logged(tape, split)
+        damaged += found.damaged
+        return found.curves
 
     def _listed(self, chosen: list[int], damaged: list[RolltapeError]) -> tuple[list[int], list[str]]:
         """The runs that can be listed, and the splits of them all."""
@@ -182,14 +208,13 @@ class Pages:
         library, run = self.library, self.library.runs[tape]
         splits = run.splits
         split = split if split in splits else next(iter(splits), "train")
-        damaged: list[RolltapeError] = []
-        stages, steps, metrics = run.stages(split), run.steps(None, split), run.metrics(split, 0, damaged)
-        every = sorted({*steps, *metrics})
+        stages, steps, known = run.stages(split), run.steps(None, split), library.logged(tape, split)
+        every = sorted({*steps, *known.steps})
         stage = library.main_stage(tape, split)
         href = "" if stage is None else self.url("t", tape, split, stage) + "/{}"
         first, last = (every[0], every[-1]) if every else (0, 0)
         strips = [charts.strip(name, run.steps(name, split), first, last) for name in stages]
-        logged = charts.metric_charts(metrics, href)
+        logged = charts.metric_charts(known.curves, href)
         drawn = None if summaries is None else sample_charts(summaries, href)
         axes = self._axes([tape], split) if summaries is None else {tape: charts.axes(summaries)}
         return self._page(
@@ -198,7 +223,7 @@ class Pages:
             last=last, strips=strips, href=href, most=MOST_LINKS,
             charts=[chart.as_json() for chart in logged], axes=axes,
             others=library.others(tape), trust=trust, inline=self.prefix != "",
-            summaries=drawn, damaged=[f"{error.where}: {error.what}" for error in damaged],
+            summaries=drawn, damaged=[f"{error.where}: {error.what}" for error in known.damaged],
         )  # fmt: skip
 
     def step(
@@ -268,11 +293,11 @@ class Pages:
         split = split if split in both else next(iter(both), "train")
         names = library.name(left), library.name(right)
         damaged: list[RolltapeError] = []
-        metrics = [run.metrics(split, 0, damaged) for run in runs]
+        ours, theirs = (self._curves(at, split, damaged) for at in (left, right))
         stage = library.main_stage(left, split)
         href = "" if stage is None else self.url("c", left, right, split, stage) + "/{}"
         shown = (left, visible(names[0])), (right, visible(names[1]))
-        drawn = charts.both_charts(metrics[0], metrics[1], shown, href)
+        drawn = charts.both_charts(ours, theirs, shown, href)
         steps = sorted(set(runs[0].steps(None, split)) & set(runs[1].steps(None, split)))
         return self._page(
             f"{names[0]} and {names[1]}", "compare.html", left=left, right=right, names=names, split=split,

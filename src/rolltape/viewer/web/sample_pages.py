@@ -71,6 +71,7 @@ class SamplePages:
         """The page of the search; what it finds, it asks for."""
         split, stage = self._which(tape, query)
         marked = self.marks(tape, split, stage)
+        self._search(tape, split, stage).begin()
         return self._pages._page(
             "samples", "search.html", tape=tape, name=self._library.name(tape), split=split, stage=stage,
             splits=self._library.runs[tape].splits, stages=self._library.runs[tape].stages(split),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import ConfigError, KeyNameError, RolltapeError, StepMissingError
@@ -40,6 +42,8 @@ MOST_BODY = 128 * 1024
 """Bytes of a note as it is sent."""
 PATIENCE = 4.0
 """For so many seconds an answer waits for what is being measured, before it says how far that is."""
+KEPT = "private, max-age=31536000, immutable"
+"""How long a browser may keep a script or a style whose address names its content. Pages are never kept."""
 KINDS = {"css": "text/css", "js": "text/javascript"}
 
 
@@ -72,14 +76,17 @@ class Viewer:
         self._pages = Pages(library, read_only=read_only)
         self._follow = follow
         self._lock = threading.Lock()
+        self._count = threading.Lock()
         self._series: dict[tuple[int, str, str], Series] = {}
         self._axes: dict[tuple[int, str, str], Axes] = {}
         self._comparisons: Comparisons | None = None
         self._trusts: Trusts | None = None
-        self._warm = False
+        self._in_flight = 0
         self._state_told: dict[str, object] = {}
-        self._files = assets.load()
-        self.notice = assets.notice(self._files)
+        files = assets.load()
+        self.notice = assets.notice(files)
+        self._files = dict(zip(("viewer.css", "viewer.js"), assets.joined(files), strict=True))
+        self._version = assets.version(self._files.values())
         register_url_convertor("number", _Number())
         where, named = "{tape:number}", "{split}/{stage}/{step:number}"
         both = "{left:number}/{right:number}"
@@ -116,6 +123,17 @@ class Viewer:
         ]
         missing = {404: lambda request, error: self._problem("There is no such page", "", 404)}
         self.app = Guard(Starlette(routes=routes, exception_handlers=missing), token=token)
+
+    def warm(self) -> None:
+        """Begin to read what the first pages show, while nobody asks for one: a browser takes its time."""
+        threading.Thread(target=self._get_ready, daemon=True, name="rolltape-warm").start()
+
+    def _get_ready(self) -> None:
+        for part in self._pages.parts_to_warm():
+            while self._in_flight:
+                time.sleep(0.02)
+            with suppress(Exception), self._lock, looking():  # whoever asks for the page is told
+                part()
 
     def _about_samples(self, where: str, named: str) -> list[Route]:
         """The pages about samples over all steps."""
@@ -205,6 +223,8 @@ class Viewer:
 
     def _answering(self, make: Callable[[dict[str, Any], Any], Response]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
+            with self._count:
+                self._in_flight += 1
             try:
                 with looking():
                     return make(self._named(request.path_params), request.query_params)
@@ -214,6 +234,9 @@ class Viewer:
                 return self._problem("This cannot be shown", str(error), 500)
             except Exception as error:  # its text may be of the tape: it goes to no terminal as it is
                 return self._problem("This cannot be shown", _logged(request, error), 500)
+            finally:
+                with self._count:
+                    self._in_flight -= 1
 
         return endpoint
 
@@ -294,7 +317,8 @@ class Viewer:
         name = request.path_params["name"]
         if name not in self._files:
             return self._problem("There is no such page", "", 404)
-        return Response(self._files[name], media_type=KINDS[name.rsplit(".", 1)[-1]])
+        kept = {"cache-control": KEPT} if request.query_params.get("v") == self._version else None
+        return Response(self._files[name], media_type=KINDS[name.rsplit(".", 1)[-1]], headers=kept)
 
     def _summaries(self, at: dict[str, Any]) -> dict[str, Any]:
         """What the recordings of a stage add up to, as far as that is known."""
@@ -322,12 +346,8 @@ class Viewer:
         version = self._library.version() if self._follow else ""
         text = self._pages.frame(
             "frame.html", title=page.title, main=page.main, follow=self._follow, version=version,
-            styles=assets.named(self._files, ".css"), scripts=assets.named(self._files, ".js"),
-            notice=self.notice,
+            notice=self.notice, files=self._version,
         )  # fmt: skip
-        if not self._warm:  # once somebody has a page to look at, get ready for the next
-            self._warm = True
-            threading.Thread(target=self._pages.warm, daemon=True).start()
         return HTMLResponse(text, status)
 
     def _problem(self, title: str, text: str, status: int) -> Response:

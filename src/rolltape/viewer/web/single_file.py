@@ -31,8 +31,7 @@ def export_pages(
     pages = Pages(library, PREFIX)
     found = list(_pages(library, pages, steps, progress))
     files = assets.load()
-    style = "\n".join(files[name] for name in assets.named(files, ".css"))
-    script = "\n".join(files[name] for name in assets.named(files, ".js"))
+    style, script = assets.joined(files)
     return pages.frame(
         "export.html",
         title=", ".join(library.name(at) for at in range(len(library.runs))),
