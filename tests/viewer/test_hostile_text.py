@@ -119,6 +119,7 @@ def test_a_run_a_step_and_a_comparison_of_payloads_run_nothing(watched, address)
 
 def read_every_plot(page):
     """Point at a step, which all plots then read out, and open all tables."""
+    settled(page)
     page.locator(".u-over").first.hover()
     assert "" not in page.locator(".read").all_text_contents()
     page.evaluate("document.querySelectorAll('.values').forEach((one) => { one.open = true; })")
