@@ -28,6 +28,14 @@ def test_it_learns(shown):
     assert after > before + 0.05
 
 
+def test_it_fits_a_screen_or_two(shown):
+    """Weights and an optimizer are hundreds of columns: a row says the worst of them."""
+    assert len(shown[1].splitlines()) < 80
+    for verdict in ("tolerance", "diverged"):
+        assert re.search(rf"^  state +\d+ columns +{verdict} ", shown[1], re.MULTILINE), verdict
+    assert "cannot be" not in shown[1]
+
+
 def test_it_shows_words(shown):
     said = re.findall(r"the best answer of step (\d+): (\w+): (.+)", shown[1])
     assert [int(step) for step, _, _ in said] == [0, STEPS - 1]

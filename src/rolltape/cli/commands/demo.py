@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -37,10 +38,13 @@ from rolltape.tape.summary import amount
 if TYPE_CHECKING:
     from rolltape.demo import Act, Story
     from rolltape.examples.grpo.train import Step
+    from rolltape.verify import Entry
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDEST = 40
 """How many characters a curve may have."""
+MOST_ROWS = 10
+"""Columns of a stage that are told one by one."""
 MANY = 10_000
 """Steps between floats that are no longer worth counting."""
 
@@ -177,16 +181,22 @@ def _differences(screen: Screen, act: Act) -> None:
     table = new_table(
         "  stage", "what", "verdict", "largest error", "in steps of its dtype", right=("largest error",)
     )
-    for entries in act.report.comparison.by_key().values():
-        worst = worst_of(entries)
-        if worst.difference is None or worst.name in ("uid", "index"):
-            continue
+    found = [worst_of(entries) for entries in act.report.comparison.by_key().values()]
+    found = [one for one in found if one.difference is not None and one.name not in ("uid", "index")]
+    columns = Counter(one.stage for one in found)
+    rows: dict[str, list[Entry]] = {}
+    for one in found:  # weights and an optimizer are hundreds of columns
+        rows.setdefault(one.path if columns[one.stage] <= MOST_ROWS else one.stage, []).append(one)
+    for mine in rows.values():
+        worst = worst_of(mine)
+        assert worst.difference is not None
+        what = worst.name if len(mine) == 1 else f"{len(mine)} columns"
         style = "green" if worst.verdict.clean else "bold red"
         error, ulp = worst.difference.max_abs, worst.difference.max_ulp
         steps = f"{ulp:,} {worst.difference.dtype} ULP, " if ulp < MANY else ""
         place = f"{steps}at step {worst.step}" if error else ""
         largest = f"{error:.1e}" if error else "0"
-        table.add_row(f"  {worst.stage}", worst.name, Text(str(worst.verdict), style), largest, place)
+        table.add_row(f"  {worst.stage}", what, Text(str(worst.verdict), style), largest, place)
     screen.print(table)
 
 

@@ -81,7 +81,7 @@ def train(
     world = World()
     model, reference = make_model(options.seed), make_model(options.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0)
-    stages = Stages(tape, options, model, reference, world)
+    stages = Stages(tape, options, model, optimizer, reference, world)
     # A function, not an engine: if every rollout is on the tape, no engine is ever started.
     engine = tape.engine(
         start_engine or (lambda: TransformersEngine(make_model(options.seed), make_tokenizer()))
@@ -91,7 +91,7 @@ def train(
     for step in range(options.steps):
         with tape.step(step):
             if options.state:
-                stages.restore(stages.state(optimizer), optimizer)
+                stages.restore(stages.state())
             texts = task.prompts(step, options.prompts, options.seed)
             prompts = [Prompt(text=text, uid=f"{step}.{at}") for at, text in enumerate(texts)]
             sampling = SamplingParams(n=options.n, max_tokens=options.max_tokens, seed=options.seed)
@@ -118,22 +118,23 @@ class Stages:
     """The trainer's part of a step: run live in every mode, and recorded."""
 
     def __init__(
-        self, tape: rolltape.Tape, options: Options, model: Any, reference: Any, world: World
+        self, tape: rolltape.Tape, options: Options, model: Any, optimizer: Any, reference: Any, world: World
     ) -> None:
         self.options = options
         self.model = model
+        self.optimizer = optimizer
         self.reference = reference
         self.world = world
         for name in ("reward", "advantage", "ref_logprob", "loss"):
             setattr(self, name, tape.stage(name, replay=False)(getattr(self, name)))
         self.state = tape.stage("state")(self.state)  # type: ignore[method-assign]
 
-    def state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return {"model": dict(self.model.state_dict()), "optimizer": optimizer.state_dict()}
+    def state(self) -> dict[str, Any]:
+        return {"model": dict(self.model.state_dict()), "optimizer": self.optimizer.state_dict()}
 
-    def restore(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
 
     def reward(self, rollout: Rollout) -> dict[str, Any]:
         asked = [rollout.prompts[at].text or "" for at in rollout.group]
