@@ -198,6 +198,40 @@ def test_columns_and_rows_are_read_as_they_are_asked_for(tmp_path, seed, indexed
     assert set(whole["prompt"].to_pylist()) <= {prompt_digest(canonical(one)) for one in "abc"}
 
 
+@pytest.mark.parametrize("indexed", [False, True])
+def test_rewards_that_land_or_are_read_later_are_put_beside_what_is_there(tmp_path, indexed):
+    """A table that is complete stays so while the stage of the rewards is read, and goes on."""
+    with rolltape.Tape(tmp_path / "t", mode="record") as tape:
+        rollout, reward = (tape.stage(name)(lambda value: value) for name in ("rollout", "reward"))
+        for step in range(4):
+            with tape.step(step):
+                rollout({"uid": ["a", "b"], "prompt": ["x", "y"]})
+                if step < 2:
+                    reward({"uid": ["b", "a"], "reward": [1.0 + step, 0.5]})
+    run = rolltape.open(tmp_path / "t")
+    if indexed:
+        build_index(run, "rollout")
+    rewards = SampleTable(run, "reward")
+    table = SampleTable(run, rewards=rewards)
+    seen = []
+    while not table.advance(0.0).complete:
+        seen.append((len(table), table.table()["reward"].to_pylist()))
+        for one in (table, rewards):
+            if one._todo:
+                one._take(one._todo.pop())
+                break
+    expected = [0.5, 1.0, 0.5, 2.0, None, None, None, None]
+    assert table.table()["reward"].to_pylist() == expected
+    assert [count for count, _ in seen] == sorted(count for count, _ in seen)
+    assert seen[-1][0] == 8
+    assert {None, 0.5, 1.0} <= set(seen[-1][1])
+    with rolltape.Tape(tmp_path / "t", mode="auto") as tape, tape.step(2):
+        tape.stage("reward")(lambda: {"uid": ["a", "b"], "reward": [7.0, 8.0]})()
+    assert table.advance().complete
+    assert table.table()["reward"].to_pylist() == [*expected[:4], 7.0, 8.0, None, None]
+    assert table.table()["prompt"].null_count == 0
+
+
 def test_rows_that_an_index_tells_wrongly_still_have_an_order():
     """Numbers of rows that are there twice, or of no step that its recording has."""
     files, rows = np.array([0, 1, 0, 1], np.int32), np.array([1, 0, 1, 1], np.int32)

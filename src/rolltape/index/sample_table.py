@@ -89,7 +89,8 @@ class SampleTable:
         """What was read of recordings that no index speaks for."""
         self._todo: list[Stat] = []
         self._made: _Sorted | None = None
-        self._made_of: tuple[int, int] = (-1, -1)
+        self._made_of = -1
+        """Of how many recordings."""
         self._wanted = _FIRST
         if rewards is not None:
             rewards._wanted = _OF_REWARDS
@@ -128,9 +129,11 @@ class SampleTable:
         return len(self._sorted().order)
 
     def _sorted(self) -> _Sorted:
-        state = len(self._names), len(self._rewards._names) if self._rewards else 0
-        if self._made is None or state != self._made_of:
-            self._made, self._made_of = self._put_together(), state
+        if self._made is None or len(self._names) != self._made_of:
+            self._made, self._made_of = self._put_together(), len(self._names)
+        if self._rewards is not None and self._made.rewards is not (other := self._rewards._sorted()):
+            self._made.rewards = other
+            self._made.columns.pop("reward", None)
         return self._made
 
     def _begin(self) -> None:
@@ -200,8 +203,7 @@ class SampleTable:
         first = self._first_samples(counts)
         order = _in_place(files, rows, steps, first, counts)
         samples = first[files[order]] + rows[order]
-        rewards = None if self._rewards is None else self._rewards._sorted()
-        return _Sorted(table.drop_columns(["file", "row"]), order, {"sample": pa.array(samples)}, rewards)
+        return _Sorted(table.drop_columns(["file", "row"]), order, {"sample": pa.array(samples)})
 
     def _first_samples(self, counts: np.ndarray) -> np.ndarray:
         """The place in its step that the first sample of each recording has."""
@@ -226,7 +228,7 @@ class _Sorted:
     table: pa.Table
     order: np.ndarray
     columns: dict[str, pa.Array]
-    rewards: _Sorted | None
+    rewards: _Sorted | None = None
     """Those of another stage."""
 
     def column(self, name: str) -> pa.Array:
