@@ -34,6 +34,8 @@ SHARES = ("clipped", "ess", "truncated", "zero_variance")
 SPREADS = ("reward", "length", "logprob", "entropy", "mismatch")
 """Of these the distribution is drawn, too."""
 QUANTILES = {"lowest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "highest": 1.0}
+_POWERS = np.array([float(f"1e{at}") for at in range(301)])
+"""Of ten, each the nearest there is, which numpy's own need not be."""
 MOST_COLUMNS, MOST_BINS = 200, 24
 """Of a heat map."""
 
@@ -342,9 +344,12 @@ def shortened(values: Sequence[Any]) -> list[Any]:
         return [float(f"{value:.7g}") if type(value) is float else value for value in values]
     numbers = np.asarray(values, np.float64)
     with np.errstate(all="ignore"):
-        scale = 10.0 ** (6 - np.floor(np.log10(np.abs(numbers))))
-        found = np.round(numbers * scale) / scale
-    return list(np.where(np.isfinite(found), found, numbers).tolist())  # what has no such scale, as it is
+        shift = 6 - np.floor(np.log10(np.abs(numbers)))
+    usual = np.abs(shift) < len(_POWERS)  # not so of 0, and of what is not finite
+    places = np.where(usual, shift, 0).astype(np.int64)
+    up, down = _POWERS[np.maximum(places, 0)], _POWERS[np.maximum(-places, 0)]
+    found = np.round(numbers * up / down) / up * down
+    return list(np.where(usual, found, numbers).tolist())
 
 
 def _rank(name: str) -> tuple[int, str]:
